@@ -1,4 +1,4 @@
-"""torch.compile with kernels for this processor only, and what it needs on a machine."""
+"""torch.compile with a cache for this processor only, and a check of the compiler it needs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _PREFIX = "cpu_"
 
 
 def compile_here(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """`torch.compile(function, **options)`, which never uses kernels of another processor.
+    """Returns `torch.compile(function, **options)`, which never uses another processor's kernels.
 
     Inductor builds C++ kernels for the present processor (`-march=native`) and caches them in
     `TORCHINDUCTOR_CACHE_DIR` under names that do not mention it. If that folder is shared, or its
-    disk moves to another machine, a process would end with an illegal instruction. So each kind of
-    processor gets a subfolder.
+    disk moves to another machine, a process would end with an illegal instruction. So this function
+    sets `TORCHINDUCTOR_CACHE_DIR` to a subfolder for each model of processor.
     """
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
@@ -50,17 +50,17 @@ def check_compiler() -> None:
     """Checks that torch.compile can build kernels on this machine.
 
     Raises:
-        ValueError: a C++ compiler or Python.h is missing, which kernels for CPUs and GPUs need.
+        ValueError: a C++ compiler or Python.h is missing; kernels for CPUs and GPUs need both.
     """
     if missing := missing_for_compilation():
         raise ValueError(
-            "model.compile=true needs a C++ compiler and Python's headers, and there is no"
-            f" {missing} here; install it (Debian: g++ and python3-dev), or set model.compile=false"
+            "model.compile=true needs a C++ compiler and Python's headers, but this machine has no"
+            f" {missing}. Install it (Debian: g++ and python3-dev), or set model.compile=false"
         )
 
 
 def missing_for_compilation() -> str:
-    """What torch.compile needs and this machine lacks, such as the path of `Python.h`, or ""."""
+    """What this machine lacks for torch.compile, such as the path of `Python.h`; "" if nothing."""
     wanted = [os.environ.get("CXX", ""), "g++", "clang++"]
     if not any(shutil.which(name) for name in wanted if name):
         return "g++, clang++ or $CXX"

@@ -1,4 +1,4 @@
-"""The matrices of a network's linears, each with the names of the linears that it fuses."""
+"""Which matrices of a network are linears, and which of them Muon or adapters use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _WEIGHT = ".weight"
 _NO_LINEARS = (".router.weight", "conditioner.embed.weight", "row_kind.weight")
-"""Endings of names of matrices that are no linears in Diffusers, so that they have no adapter."""
+"""Endings of names of matrices that are no linears in Diffusers, so they cannot have adapters."""
 _CONDITIONER = "conditioner."
 _FUSED = "*.linear_in*.to_qkv*"
 _OURS = {
@@ -25,15 +25,15 @@ _OURS = {
     LoraTargets.MLP: ("*mlp.*", "*.linear_in*.proj_mlp", "*.linear_out*", _FUSED),
     LoraTargets.MODULATION: ("*modul*",),
 }
-"""For each word of `lora.targets`, patterns that match our name of a linear followed by Diffusers'.
-In single-stream layers one matrix belongs to both attention and MLP."""
+"""For each word of `lora.targets`, patterns of "our name of a linear, Diffusers' name of it". In
+single-stream layers one matrix may belong to both attention and MLP."""
 
 
 def matrices_of_linears(model: ModelConfig) -> list[Pair]:
-    """The matrices of all linears of a network, in the order of its name table.
+    """The matrices of all linears of the network of `model`, in the order of its name table.
 
     Raises:
-        Problems: as `pairs` of `registry`.
+        Problems: the network has no name table (see `registry.pairs`).
     """
     from dit.models.diffusers.arrangements import Convolution
 
@@ -49,41 +49,44 @@ def matrices_of_linears(model: ModelConfig) -> list[Pair]:
 
 
 def their_modules(pair: Pair) -> tuple[str, ...]:
-    """Names of Diffusers' modules that the linear `pair` of our network fuses."""
+    """Names of the modules of Diffusers that our linear `pair` fuses."""
     return tuple(name.removesuffix(_WEIGHT) for name in pair.theirs)
 
 
 def is_in_layers(word: LoraTargets, module: str, pair: Pair) -> bool:
-    """Whether `module`, one of `their_modules(pair)`, is in the part of a layer called `word`."""
+    """Whether the linear `module` belongs to attention, MLP or modulation (`word`) of a layer.
+
+    `module` is one of `their_modules(pair)`.
+    """
     both = f"{pair.ours} {module}"
     return pair.layer is not None and any(fnmatchcase(both, one) for one in _OURS[word])
 
 
-@lru_cache(maxsize=8)  # a plan asks at each of its layouts
+@lru_cache(maxsize=8)  # the planner calls it for each layout
 def _orthogonalised_shapes(
     model: ModelConfig, optimizer: OptimizerConfig
 ) -> tuple[tuple[int, int], ...]:
-    """(outputs, inputs) of each linear that Muon updates; `model` has a layout of one rank."""
+    """(outputs, inputs) of each linear that Muon updates; `model` must be for a single rank."""
     return tuple(s for pair in _orthogonalised(model, optimizer) for s in linear_shapes(pair))
 
 
 def linear_shapes(pair: Pair) -> list[tuple[int, int]]:
-    """(outputs, inputs) of each published linear that the matrix of `pair` fuses.
+    """(outputs, inputs) of each linear that the matrix of `pair` fuses.
 
-    Linears that Diffusers fuses, too, count separately.
+    Linears that are fused in Diffusers, too, are listed separately.
     """
     inputs = pair.shape[1]
     return [(rows, inputs) for each in pair.linears for rows in each]
 
 
 def orthogonalised(model: ModelConfig, optimizer: OptimizerConfig) -> list[Pair]:
-    """The matrices that Muon updates: attention and feed-forward of the layers, unless frozen.
+    """The matrices that Muon updates: linears of attention and feed-forward in the layers.
 
-    `optimizer.groups` may leave some of them to AdamW. The list is empty if `optimizer` is not
-    Muon.
+    Those that `optimizer.groups` freezes or assigns to AdamW are left out. The list is empty if
+    `optimizer` is not Muon.
 
     Raises:
-        Problems: as `pairs` of `registry`, or as `group_of_weights` of `parameter_groups`.
+        Problems: the network has no name table, or `optimizer.groups` does not fit it.
     """
     return _orthogonalised(model, optimizer)
 
@@ -105,15 +108,19 @@ def _orthogonalised(model: ModelConfig, optimizer: OptimizerConfig) -> list[Pair
 
 
 def _is_product_of_tokens(module: str, pair: Pair) -> bool:
-    """Whether the linear's input has one row per token instead of one per sample."""
+    """Whether the linear `module` belongs to attention or MLP of a layer.
+
+    Its input then has a row per token, unlike that of a modulation.
+    """
     of = {word: is_in_layers(word, module, pair) for word in LoraTargets}
     return not of[LoraTargets.MODULATION] and (of[LoraTargets.ATTENTION] or of[LoraTargets.MLP])
 
 
 def is_target(target: str, module: str, pair: Pair) -> bool:
-    """Whether the entry `target` of `lora.targets` matches `module`, one of `their_modules(pair)`.
+    """Whether `target`, an entry of `lora.targets`, matches the linear `module`.
 
-    A target is a word, a whole name, the end of a name, or a pattern.
+    `module` is one of `their_modules(pair)`. A target is a word such as `attention`, a whole name,
+    the end of a name, or a pattern (`fnmatch`).
     """
     if target in [*LoraTargets]:
         return is_in_layers(LoraTargets(target), module, pair)
@@ -121,13 +128,12 @@ def is_target(target: str, module: str, pair: Pair) -> bool:
 
 
 def part_learns(config: RunConfig, part: str = _CONDITIONER) -> bool:
-    """Whether a run trains weights whose names begin with `part`, or adapters beside them.
+    """Whether a run trains weights whose names begin with `part`, or their adapters.
 
-    With `lora.enabled` it trains adapters beside those weights that an entry of `lora.targets`
-    matches.
+    With `lora.enabled`, it trains the adapters of the linears that `lora.targets` matches.
 
     Raises:
-        Problems: as `group_of_weights`, or as `pairs` of `registry`.
+        Problems: the network has no name table, or `optimizer.groups` does not fit it.
     """
     model, lora = config.model, config.lora
     if not lora.enabled:
@@ -141,27 +147,27 @@ def part_learns(config: RunConfig, part: str = _CONDITIONER) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orthogonalisation:
-    """Muon's work in an update, summed over all ranks."""
+    """The linears that Muon updates, and the FLOPs of an update, over all ranks together."""
 
     matrices: int
-    """Number of linears; those that our network fuses count separately."""
+    """Number of linears; linears that are fused in our network count separately."""
     numbers: int
-    """Number of elements of these linears. Each has one float32 state in the optimizer instead of
+    """Number of elements of these linears. Muon has one float32 state for each element, AdamW
     two."""
     numbers_here: int
-    """`numbers` divided by the number of tensor ranks and pipeline stages: the mean per rank."""
+    """Mean of `numbers` on a rank: divided by the numbers of tensor ranks and pipeline stages."""
     flops: int
-    """FLOPs of the Newton-Schulz iterations in one update, as a mean over `optimizer.muon_period`
+    """FLOPs of the Newton-Schulz iterations in an update; the mean over `optimizer.muon_period`
     updates."""
 
 
 def orthogonalisation(model: ModelConfig, optimizer: OptimizerConfig) -> Orthogonalisation:
-    """Muon's work in one update; zeros if `optimizer` is not Muon.
+    """The linears that Muon updates in `model` and the FLOPs of an update; zeros without Muon.
 
-    An iteration on an m x n matrix, m <= n, takes 4 m^2 n + 2 m^3 FLOPs.
+    A Newton-Schulz iteration on an m x n matrix, m <= n, takes 4 m^2 n + 2 m^3 FLOPs.
 
     Raises:
-        Problems: as `orthogonalised`.
+        Problems: the network has no name table, or `optimizer.groups` does not fit it.
     """
     shapes = _orthogonalised_shapes(model.on_one_rank(), optimizer)
     each = sum(4 * m * m * n + 2 * m**3 for m, n in map(sorted, shapes))
@@ -176,9 +182,10 @@ def orthogonalisation(model: ModelConfig, optimizer: OptimizerConfig) -> Orthogo
 
 
 def orthogonalising_ranks(config: RunConfig, replicas: int) -> int:
-    """Number of ranks among which Muon's matrices are divided, with `replicas` replicas.
+    """The number of ranks that divide Muon's matrices among them.
 
-    These ranks together hold one copy of the optimizer's state.
+    `replicas` is the number of data-parallel replicas. These ranks together have one copy of the
+    optimizer's state.
     """
     model = config.model
     stages, tensor = model.pipeline_model_parallel_size, model.tensor_model_parallel_size

@@ -1,8 +1,9 @@
 """`optimizer.groups`: weights with their own learning rate or weight decay, or frozen.
 
-A pattern matches a weight by its names in our network and in Diffusers', with the number of its
-layer: `blocks.layers.3.self_attention.linear_qkv.weight`, or `blocks.3.attn1.to_q.weight` and the
-names of the others that are fused with it. The last group with a matching pattern applies.
+A pattern matches a weight by its name in our network, such as
+`blocks.layers.3.self_attention.linear_qkv.weight`, or by its name in Diffusers, such as
+`blocks.3.attn1.to_q.weight`; it must then match the names of all Diffusers weights that our weight
+fuses. If several groups match a weight, the last one applies.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from dit.models.diffusers.names import Pair
 
 Weight = tuple[str, int | None]
-"""(name of a weight in a checkpoint, number of its layer; None outside of layers)."""
+"""(name of a weight in a checkpoint, index of its layer or None for weights outside layers)."""
 
 
 def group_of_weights(
@@ -29,8 +30,8 @@ def group_of_weights(
     """The group of `optimizer.groups` that applies to each weight; weights in no group are absent.
 
     Raises:
-        Problems: a pattern matches no weight, or only a part of a fused weight; or a group has no
-            effect; or the family has no names of weights.
+        Problems: a pattern matches no weight, or only some of the Diffusers weights that one of our
+            weights fuses; or a group has no effect; or the family has no name table.
     """
     return matched_weights(model, optimizer.groups)
 
@@ -41,7 +42,7 @@ def matched_weights(
     """The last of `groups` that matches each weight of the network; weights in no group are absent.
 
     Raises:
-        Problems: as `group_of_weights`.
+        Problems: for the same reasons as by `group_of_weights`.
     """
     found: dict[Weight, ParameterGroup] = {}
     if not groups:
@@ -58,7 +59,11 @@ def matched_weights(
 
 
 def _check_decay(group: ParameterGroup, matching: Sequence[Pair], model: ModelConfig) -> None:
-    """Refuses a group's weight decay if it matches only weights that never decay."""
+    """Checks that the weight decay of `group` has an effect on a weight that it matches.
+
+    Raises:
+        Problems: it has no effect.
+    """
     without = family_of(model).weights.no_decay
     matrices = [pair.ours for pair in matching if len(pair.shape) > 1]
     decay = any(not any(fnmatchcase(name, one) for one in without) for name in matrices)
@@ -66,21 +71,25 @@ def _check_decay(group: ParameterGroup, matching: Sequence[Pair], model: ModelCo
         raise Problems(
             [
                 f"optimizer.groups: weight_decay={group.weight_decay:g} of pattern={group.pattern}"
-                " has no effect: norms, biases and embeddings have no weight decay, and it matches"
-                " nothing else; leave it out"
+                " has no effect, because the pattern matches only norms, biases or embeddings,"
+                " which never have weight decay; leave weight_decay out"
             ]
         )
 
 
 def _check_order(groups: Sequence[ParameterGroup], found: Mapping[Weight, ParameterGroup]) -> None:
-    """Refuses a group that has no effect, because later groups apply to all weights it matches."""
+    """Checks that each group applies to a weight.
+
+    Raises:
+        Problems: later groups match all weights of a group.
+    """
     for number, group in enumerate(groups):
         if not any(one is group for one in found.values()):
             raise Problems(
                 [
-                    f"optimizer.groups: pattern={group.pattern} has no effect, for the groups"
-                    " behind it match all of its weights, and the last one rules; move it to the"
-                    f" end (it is groups[{number}]), or leave it out"
+                    f"optimizer.groups[{number}]: pattern={group.pattern} has no effect, because"
+                    " later groups match all of its weights, and the last matching group applies;"
+                    " move it to the end of optimizer.groups, or leave it out"
                 ]
             )
 
@@ -89,8 +98,8 @@ def _table(model: ModelConfig) -> list[Pair]:
     if family_of(model).diffusers is None and family_of(model).names is None:
         raise Problems(
             [
-                f"optimizer.groups needs names of weights, and model.family={model.family} has"
-                " none; leave it out"
+                f"optimizer.groups needs a table of weight names, which model.family={model.family}"
+                " does not have; leave optimizer.groups out"
             ]
         )
     fixed = family_of(model).weights.fixed
@@ -98,16 +107,16 @@ def _table(model: ModelConfig) -> list[Pair]:
 
 
 def own_name(weight: Weight) -> str:
-    """The name of a weight in our network, with the number of its layer, if any, after `layers`."""
+    """The name of `weight` in our network, with the index of its layer, if any."""
     name, layer = weight
     return name.replace("layers.", f"layers.{layer}.", 1)
 
 
 def _matches(pattern: str, pair: Pair) -> bool:
-    """Whether `pattern` matches the weight `pair`, by any of its names.
+    """Whether `pattern` matches the weight of `pair`, by our name or Diffusers' names.
 
     Raises:
-        Problems: it matches some, but not all, of the Diffusers weights that `pair` fuses.
+        Problems: it matches some, but not all, of the Diffusers weights that our weight fuses.
     """
     if fnmatchcase(own_name((pair.ours, pair.layer)), pattern):
         return True
@@ -116,9 +125,9 @@ def _matches(pattern: str, pair: Pair) -> bool:
         rest = [name for name in pair.theirs if name not in here]
         raise Problems(
             [
-                f"optimizer.groups: pattern={pattern} matches {', '.join(here)}, which is one"
-                f" matrix with {', '.join(rest)} here; write a pattern that matches all of them, or"
-                f" {own_name((pair.ours, pair.layer))}"
+                f"optimizer.groups: pattern={pattern} matches {', '.join(here)} but not"
+                f" {', '.join(rest)}, although our network fuses them in one matrix; use a pattern"
+                f" that matches all of them, or our name {own_name((pair.ours, pair.layer))}"
             ]
         )
     return bool(here)
@@ -128,28 +137,28 @@ def _nothing_matches(pattern: str, table: list[Pair]) -> str:
     names = [name for pair in table for name in (own_name((pair.ours, pair.layer)), *pair.theirs)]
     near = get_close_matches(pattern.strip("*"), names, n=3, cutoff=0.0)
     return (
-        f"optimizer.groups: pattern={pattern} matches no weight of the network; near ones are"
+        f"optimizer.groups: pattern={pattern} matches no weight of the network. Similar names are"
         f" {', '.join(near)}"
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenWeights:
-    """The weights that a run does not train: those of frozen groups, and fixed tables."""
+    """The weights that a run does not train: weights of frozen groups, and fixed tables."""
 
-    pairs: tuple[Pair, ...] = ()  # of groups
-    alone: frozenset[Weight] = frozenset()  # stored without state; their average is themselves
-    partly: frozenset[str] = frozenset()  # names whose layers are frozen in part
+    pairs: tuple[Pair, ...] = ()  # weights of frozen groups
+    alone: frozenset[Weight] = frozenset()  # all; stored without optimizer state and average
+    partly: frozenset[str] = frozenset()  # names of which some layers are frozen, others not
 
 
 NOTHING_FROZEN = FrozenWeights()
 
 
 def frozen_weights(config: RunConfig) -> FrozenWeights:
-    """The weights that a run does not train: those of frozen groups, and fixed tables.
+    """The weights that the run `config` does not train.
 
     Raises:
-        Problems: as `group_of_weights`.
+        Problems: for the same reasons as by `group_of_weights`.
     """
     alone = frozenset(
         w for w, group in group_of_weights(config.model, config.optimizer).items() if group.frozen

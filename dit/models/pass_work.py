@@ -1,10 +1,10 @@
 """FLOPs of a forward pass, from the lengths of the samples in a pack.
 
-`dit.sizing.flops` determines the coefficients once from a network. With them a worker of the loader
-computes the cost of packs without the network.
+`dit.sizing.flops` measures the coefficients once on a network. With them, the workers of the loader
+compute the cost of packs without the network.
 """
 
-# n latent tokens, m text tokens, a tokens of sound of a sample
+# n latent tokens, m text tokens, a sound tokens of a sample
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from dit.models.layer_spec import NetworkSpec
 
 @dataclass(frozen=True, slots=True)
 class Multiplications:
-    """Coefficients of a polynomial: multiplications of a forward pass over one sample.
+    """Coefficients of a polynomial for the number of multiplications of a pass over one sample.
 
-    Its variables are the sample's n latent, m text and a sound tokens; `nm` is the factor of n m,
-    for example, and `sample` the constant.
+    Its variables are the sample's numbers of tokens: n latent, m text and a sound tokens. `nm`, for
+    example, is the coefficient of n * m, and `sample` is the constant term.
     """
 
     sample: int = 0
     n: int = 0
     m: int = 0
-    nn: float = 0  # an integer unless queries see a share of the keys
+    nn: float = 0  # an integer, unless queries attend to a fraction of keys (cubes)
     nm: int = 0
     mm: int = 0
     a: int = 0
@@ -41,10 +41,10 @@ class Multiplications:
         return Multiplications(*(count * one for one in astuple(self)))
 
     def of(self, tokens: Sequence[int], text: Sequence[int], sound: Sequence[int] = ()) -> int:
-        """Multiplications of a pass over samples, given the numbers of tokens of each.
+        """The number of multiplications of a pass over several samples.
 
-        `tokens` (latents), `text` and `sound` have one entry per sample, in the same order; an
-        empty `sound` stands for samples without sound.
+        `tokens`, `text` and `sound` are the numbers of latent, text and sound tokens of each
+        sample; an empty `sound` stands for samples without sound.
         """
         total = self.sample * len(tokens) + self.n * sum(tokens) + self.m * sum(text)
         for n, m in zip(tokens, text, strict=True):
@@ -56,7 +56,7 @@ class Multiplications:
 
 @dataclass(frozen=True, slots=True)
 class PartWork:
-    """Multiplications of a part of a network: of its linears, and of its attention."""
+    """Multiplications of a group of layers, separately for linears and for attention."""
 
     linears: Multiplications = Multiplications()
     attention: Multiplications = Multiplications()
@@ -70,27 +70,28 @@ class PartWork:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassWork:
-    """FLOPs of a forward pass of a network.
+    """The FLOPs of a network's forward pass, as a function of the lengths of samples.
 
-    The product of an m x k and a k x n matrix counts 2 m n k. Padding that no token attends to, and
-    recomputation, do not count. Linears are proportional to tokens or samples, attention to pairs
-    of tokens. Layers of a token route count only the tokens that they see.
+    The product of an m x k and a k x n matrix counts as 2 m n k FLOPs. Padding to which no token
+    attends, and recomputation, do not count. With token routing, the routed layers count only the
+    tokens that they process.
     """
 
     spec: NetworkSpec
     whole: PartWork
-    """Multiplications of everything that all tokens pass."""
+    """Multiplications of everything but the routed layers and the conditioner."""
     routed: PartWork
-    """Multiplications of the layers inside `route`, for the tokens that pass them."""
+    """Multiplications of the layers between the ends of `route`, which process fewer tokens."""
     conditioner: PartWork
-    """Multiplications of the network that captions pass before they are padded (Anima)."""
+    """Multiplications of the conditioner, which processes captions before padding (Anima)."""
     route: TokenRoute | None
+    """Token routing of the run; None without it."""
 
     def flops(self, tokens: Sequence[int], text: Sequence[int], sound: Sequence[int] = ()) -> int:
-        """FLOPs of a pass over samples, given the numbers of latent, caption and sound tokens.
+        """The FLOPs of a pass over several samples.
 
-        The three sequences have one entry per sample; an empty `sound` stands for samples without
-        sound.
+        `tokens`, `text` and `sound` are the numbers of latent, text and sound tokens of each
+        sample; an empty `sound` stands for samples without sound.
         """
         parts = [one.linears for one in (self.whole, self.routed, self.conditioner)]
         attention = self.attention_flops(tokens, text, sound)
@@ -99,7 +100,7 @@ class PassWork:
     def attention_flops(
         self, tokens: Sequence[int], text: Sequence[int], sound: Sequence[int] = ()
     ) -> int:
-        """FLOPs of attention alone, which `flops` includes; arguments are as in `flops`."""
+        """The FLOPs of attention, which `flops` includes; arguments are those of `flops`."""
         parts = [one.attention for one in (self.whole, self.routed, self.conditioner)]
         return self._flops(parts, tokens, text, sound)
 

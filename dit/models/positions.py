@@ -1,8 +1,8 @@
-"""Tokens of a sample (patches of its latent), and rules that assign positions to them.
+"""Tokens of a sample (patches of its latent), and rules that give tokens their positions.
 
-A latent is converted to the tokens of one sample, and back; `dit.data.pack` writes the tokens of
-many samples into a pack. A position is one row with a number for each rotary axis. Loader,
-generation and tests against Diffusers call the same rule, so that a network always gets the same
+`patchify` and its relatives convert a latent to tokens and back; `dit.data.pack` writes the tokens
+of many samples into a pack. A position is a vector with a number for each rotary axis. Loader,
+generation and tests against Diffusers use the same rule, so that a network always gets the same
 positions.
 """
 
@@ -26,7 +26,7 @@ from dit.batch import Grid, PackedBatch
 
 
 def patchify(latent_CFHW: Tensor, patch_temporal: int, patch_spatial: int) -> tuple[Grid, Tensor]:
-    """(grid of a latent [c, F, H, W] in patches, tokens [T, C]).
+    """(grid, tokens [T, C]) of a latent; the grid is the latent's size in patches.
 
     Tokens are in the order (frame, row, column), features of a token in the order (c, t, h, w).
     """
@@ -40,11 +40,11 @@ def patchify(latent_CFHW: Tensor, patch_temporal: int, patch_spatial: int) -> tu
 def write_patches(out_TC: Tensor, latent_CFHW: Tensor, grid: Grid, patch: Grid) -> None:
     """Writes the patches of `latent_CFHW` into the tokens `out_TC`, in the order of `patchify`.
 
-    `grid` is the size of the latent in patches, `patch` the size of a patch in latent cells.
+    `grid` is the size of the latent in patches, `patch` the size of a patch in latent pixels.
     """
     (f, h, w), (pt, ph, pw) = grid, patch
     latent_CFHW = latent_CFHW.to(out_TC.dtype)
-    if pw == 2:  # the two neighbours in a row move as one number, 8 times as fast
+    if pw == 2:  # two adjacent numbers of a row are copied as one, which is 8 times as fast
         pair = torch.int32 if out_TC.dtype == torch.bfloat16 else torch.int64
         latent_CFHW, out_TC, pw = latent_CFHW.view(pair), out_TC.view(pair), 1
     split = latent_CFHW.view(-1, f, pt, h, ph, w, pw)
@@ -52,7 +52,7 @@ def write_patches(out_TC: Tensor, latent_CFHW: Tensor, grid: Grid, patch: Grid) 
 
 
 def unpatchify(latent_TC: Tensor, grid: Grid, patch_temporal: int, patch_spatial: int) -> Tensor:
-    """The latent [c, F, H, W] from its tokens, the first rows of `latent_TC`; undoes `patchify`."""
+    """The latent [c, F, H, W] of the first tokens of `latent_TC`: the inverse of `patchify`."""
     f, h, w = grid
     pt, p = patch_temporal, patch_spatial
     patches = latent_TC[: f * h * w].reshape(f, h, w, -1, pt, p, p)  # frame row column c t h w
@@ -64,7 +64,7 @@ def unpack_latents(
 ) -> list[Tensor]:
     """The latent [c, F, H, W] of each sample of the pack, without padding.
 
-    `latent_TC` has the features of a token in the order (c, t, h, w).
+    `latent_TC` are the tokens of the pack, with features in the order (c, t, h, w).
     """
     return [
         unpatchify(latent_TC[start:], grid, patch_temporal, patch_spatial)
@@ -73,7 +73,7 @@ def unpack_latents(
 
 
 class PositionRule(Protocol):
-    """Interface of position rules, which are hashable, because positions are cached by rule."""
+    """Interface of position rules. They must be hashable, because positions are cached by rule."""
 
     @property
     def axes(self) -> int:
@@ -81,24 +81,24 @@ class PositionRule(Protocol):
         ...
 
     def __call__(self, grids: tuple[Grid, ...], *, fps: float) -> Tensor:
-        """Positions [tokens, axes] float32 of one sample, in token order.
+        """The positions [tokens, axes], float32, of the tokens of one sample, in order.
 
-        `grids` are those of the target and of its reference latents; `fps` is NaN if unknown.
+        `grids` are the grids of the target and of its reference latents. `fps` is the frame rate,
+        or NaN if unknown.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GridPositions:
-    """Positions (frame, row, column) by index; frames may be scaled to a common frame rate.
+    """Positions (frame, row, column): indices of patches; frames may be scaled by the frame rate.
 
-    The frames of a reference latent are numbered after those of the target and of earlier
-    references (FLUX Kontext and Qwen-Image-Edit, whose latents have one frame).
+    Frames of a reference latent are numbered after those of the target and of earlier references
+    (FLUX Kontext, whose latents have one frame).
     """
 
     base_fps: float | None = None
-    """If set, a frame's position is frame * base_fps / fps; None: the frame's index (Wan,
-    Hunyuan)."""
+    """If set, the position of a frame is index * base_fps / fps; None: its index (Wan, Hunyuan)."""
 
     @property
     def axes(self) -> int:
@@ -120,8 +120,8 @@ class GridPositions:
 class TimeOffsetPositions:
     """Positions (time, row, column, index in the text); the index is 0 for pictures.
 
-    Frame f of the target has time f, and frame f of reference j, counted from 1, time f + j *
-    `step` (`Flux2Pipeline` of Diffusers).
+    Frame f of the target has time f. Frame f of reference j = 1, 2, ... has time f + j * `step`.
+    Source: `Flux2Pipeline` of Diffusers.
     """
 
     step: int = 10
@@ -139,7 +139,7 @@ class TimeOffsetPositions:
 
     @staticmethod
     def of_text(lengths: Sequence[int]) -> Tensor:
-        """Positions [L, 4] float32 of texts with these `lengths`: (0, 0, 0, index in the text)."""
+        """The positions [L, 4], float32, of texts with these `lengths`: (0, 0, 0, index)."""
         places = [torch.arange(length) for length in lengths]
         return pad(torch.cat(places).float()[:, None], (3, 0))
 
@@ -148,8 +148,8 @@ class TimeOffsetPositions:
 class HalfStepPositions:
     """Positions (frame, row / 2, column / 2, index).
 
-    The index is 0 for the target and -j for reference j, counted from 1. Text tokens have their
-    index in the text, and 0 on the other axes (`TimeOffsetPositions.of_text`). Source:
+    The index is 0 for the target and -j for reference j = 1, 2, .... Text tokens have their index
+    in the text, and 0 on the other axes (`TimeOffsetPositions.of_text`). Source:
     `_prepare_image_ids` of Diffusers' modular pipelines.
     """
 
@@ -168,7 +168,7 @@ class HalfStepPositions:
 
 @dataclass(frozen=True, slots=True)
 class FarPicturePositions:
-    """Positions (frame, row, column), each counted from `first`, beyond the index of any text.
+    """Positions (frame, row, column), each counted from `first`, a number beyond all text indices.
 
     Source: `Ideogram4Pipeline` of Diffusers.
     """
@@ -184,18 +184,18 @@ class FarPicturePositions:
 
     @staticmethod
     def of_text(lengths: Sequence[int]) -> Tensor:
-        """Positions [L, 3] float32 of texts with these `lengths`: the index, on all three axes."""
+        """The positions [L, 3], float32, of texts with these `lengths`: the index on all axes."""
         places = [torch.arange(length) for length in lengths]
         return torch.cat(places).float()[:, None].repeat(1, 3)
 
 
 @dataclass(frozen=True, slots=True)
 class ReferencesFirstPositions:
-    """Positions (index, row, column, picture): references in sequence, the target last.
+    """Positions (index, row, column, picture): references first, then the target.
 
-    All tokens of a picture have one index, and the next picture's index is larger by this picture's
-    longest side in tokens. The number of the picture is 0 for the target, and counts references
-    from 1; nothing is rotated by it. Source: the public code of OmniGen2.
+    All tokens of a picture have the same index. The index of the next picture is larger by the
+    longest side of this picture, in tokens. The picture number is 0 for the target and 1, 2, ...
+    for references; it is no rotary axis. Source: the public code of OmniGen2.
     """
 
     @property
@@ -215,17 +215,17 @@ class ReferencesFirstPositions:
 
 @dataclass(frozen=True, slots=True)
 class CroppedPositions:
-    """Positions (row, column) in a square table, of which a picture uses the middle (SD3)."""
+    """Positions (row, column) in a square table, in whose middle the picture lies (SD3)."""
 
     size: int
-    """Number of rows, and of columns, of the table."""
+    """Number of rows and of columns of the table."""
 
     @property
     def axes(self) -> int:
         return 2
 
     def __call__(self, grids: tuple[Grid, ...], *, fps: float) -> Tensor:  # noqa: ARG002
-        """Positions [tokens, 2] in the table.
+        """The positions [tokens, 2], float32, in the table.
 
         Raises:
             ValueError: the picture is larger than the table, or has several frames.
@@ -233,8 +233,9 @@ class CroppedPositions:
         ((frames, *sides),) = grids
         if frames > 1 or max(sides) > self.size:
             raise ValueError(
-                f"{frames} frames of {sides[0]} x {sides[1]} tokens: the table of positions,"
-                f" model.max_size, has 1 of {self.size} x {self.size}; ask for a smaller picture"
+                f"a sample of {frames} x {sides[0]} x {sides[1]} tokens (frames x rows x columns)"
+                f" exceeds the table of positions, 1 x {self.size} x {self.size} tokens"
+                " (model.max_size); use smaller pictures"
             )
         first = ((self.size - side) // 2 for side in sides)
         rows, columns = (
@@ -246,10 +247,10 @@ class CroppedPositions:
 
 @dataclass(frozen=True, slots=True)
 class CentredPositions:
-    """Positions (number of the picture, row, column), rows and columns counted from the centre.
+    """Positions (picture, row, column), with rows and columns counted from the centre.
 
-    The first of h rows has position -ceil(h / 2). The target is picture 0, and references follow.
-    Source: `QwenEmbedRope` with `scale_rope` in Diffusers.
+    The first of h rows has position -ceil(h / 2). The target is picture 0; references are pictures
+    1, 2, .... Source: `QwenEmbedRope` with `scale_rope` in Diffusers.
     """
 
     counts_frames: bool = True
@@ -270,18 +271,18 @@ class CentredPositions:
 
 @dataclass(frozen=True, slots=True)
 class PixelPositions:
-    """Positions (time, row, column) of a token's first pixels, as fractions of the largest clip.
+    """Positions (time, row, column) of a token's first pixel, as fractions of the largest clip.
 
-    The largest clip has 20 s of 2048 x 2048 pixels. Every latent counts from 0, so positions of
-    references coincide with those of the target. Operations are those of Diffusers' LTX pipelines
-    in their order, in float32, because the network multiplies positions by up to 15,700.
+    The largest clip has 20 s of 2048 x 2048 pixels. Positions of references start at 0, too, so
+    they coincide with those of the target. The float32 operations are in the order of Diffusers'
+    LTX pipelines, because the network multiplies positions by up to 15,700.
     """
 
     causal: bool
-    """Whether the first latent frame is one pixel frame (`LTXConditionPipeline`). If not, all
-    latent frames last equally long (`LTXPipeline`, `LTXImageToVideoPipeline`)."""
+    """Whether the first latent frame is a single video frame (`LTXConditionPipeline`). If not, all
+    latent frames have equal durations (`LTXPipeline`, `LTXImageToVideoPipeline`)."""
     patch: tuple[int, int] = (1, 1)
-    """(frames, rows or columns) of latent cells in one token."""
+    """(latent frames, latent rows or columns) of a token."""
 
     @property
     def axes(self) -> int:
@@ -291,17 +292,18 @@ class PixelPositions:
         return self.corners(grids, fps=fps) / torch.tensor(_LARGEST)
 
     def of_condition(self, grid: Grid, *, frame: int, fps: float) -> Tensor:
-        """Positions [tokens, 3] of a conditioning picture or clip from pixel frame `frame` on.
+        """The positions [tokens, 3] of a conditioning picture or clip that begins at `frame`.
 
-        They are fractions of the largest clip. `frame` has an effect only with `causal`.
+        `frame` is a frame of the video; it has an effect only if `causal`. Positions are fractions
+        of the largest clip.
         """
         return self.corners((grid,), fps=fps, frame=frame) / torch.tensor(_LARGEST)
 
     def corners(self, grids: tuple[Grid, ...], *, fps: float, frame: int = 0) -> Tensor:
-        """Positions [tokens, 3] in seconds, pixel rows and pixel columns.
+        """The positions [tokens, 3] in seconds, pixel rows and pixel columns.
 
-        They are Diffusers' `video_coords`, transposed. `frame` is the pixel frame at which the
-        first latent frame begins; it has an effect only with `causal`.
+        They are Diffusers' `video_coords`, transposed. `frame` is the frame of the video at which
+        the first latent frame begins; it has an effect only if `causal`.
         """
         rate, (step, side) = _USUAL_RATE if math.isnan(fps) else fps, self.patch
         parts = []
@@ -318,9 +320,9 @@ class PixelPositions:
 
 
 CELL = (8, 32)
-"""(pixel frames, pixel rows or columns) of a latent cell of LTX-Video."""
+"""(video frames, pixel rows or columns) of a latent pixel of LTX-Video."""
 _LARGEST = (20.0, 2048.0, 2048.0)
-"""The largest clip: seconds, pixel rows, pixel columns."""
+"""The size of the largest clip: seconds, pixel rows, pixel columns."""
 _USUAL_RATE = 25.0
 """Frame rate of clips whose rate is unknown, as in LTX-Video's pipelines."""
 _USUAL_RATE_OF_2 = 24.0
@@ -329,11 +331,11 @@ _USUAL_RATE_OF_2 = 24.0
 
 @dataclass(frozen=True, slots=True)
 class CellMiddles:
-    """Positions (time, row, column) of the middle of a token's pixels, as fractions.
+    """Positions (time, row, column) of the middle of a token, as fractions of the largest clip.
 
-    They are fractions of a clip of 20 s and 2048 x 2048 pixels. The first latent frame is one pixel
-    frame. Every latent counts from 0, so positions of references coincide with those of the target.
-    Operations are those of Diffusers' `LTX2AudioVideoRotaryPosEmbed` in their order, in float32.
+    The largest clip has 20 s of 2048 x 2048 pixels. The first latent frame is a single video frame.
+    Positions of references start at 0, too, so they coincide with those of the target. The float32
+    operations are in the order of Diffusers' `LTX2AudioVideoRotaryPosEmbed`.
     """
 
     patch_spatial: int = 1
@@ -356,10 +358,11 @@ class CellMiddles:
 
     @staticmethod
     def of_sound(index_T1: Tensor, rate: float) -> Tensor:
-        """Positions [T, 1] of the middles of a sound's latent frames `index_T1`, counted from 0.
+        """The positions [T, 1] of the middles of latent frames of sound, as fractions of 20 s.
 
-        They are fractions of 20 s. At the published `rate` of 25 latent frames a second, the first
-        latent frame is one spectrum and each other one is 4 spectra; other rates stretch time.
+        `index_T1` are the indices of the latent frames, and `rate` is their number per second. At
+        the published rate of 25, the first latent frame is one spectrum of 10 ms, and each later
+        one is 4 spectra; at other rates times are scaled by 25 / `rate`.
         """
         hop, samples = 160, 16_000
         first, last = (
@@ -368,15 +371,15 @@ class CellMiddles:
         return (first + last) / 2 / _LARGEST[0] * (samples / hop / 4 / rate)
 
 
-# Most datasets have few sizes, and for small ones this takes longer than a copy.
+# Cached, because most datasets have few sizes, and this is slower than copying small results.
 @lru_cache(maxsize=32)
 def padded_positions(
     grids: tuple[Grid, ...], padded: int, fps: float, positions: PositionRule
 ) -> tuple[Tensor, Tensor]:
-    """Positions [`padded`, axes] of a sample's tokens, with rows of zeros for padding, and a mask.
+    """(positions [`padded`, axes] of a sample's tokens, mask [`padded`] of real tokens).
 
-    The mask, bool [`padded`], is True for real tokens. Both tensors are cached, so callers must not
-    change them.
+    Positions of padding are zeros. The mask is bool, False for padding. Both tensors are cached, so
+    callers must not change them.
     """
     position_TA = positions(grids, fps=fps)
     padding = padded - len(position_TA)

@@ -1,8 +1,8 @@
-"""The table of all model families; each family is imported when first asked for.
+"""The table of all model families; each family is imported at its first use.
 
-`$DIT_FAMILIES` adds external families, as `name=module:attribute`, separated by commas. Processes
-inherit it, so that a test can train its own family in several processes. A configuration cannot
-name code to run.
+The environment variable `DIT_FAMILIES` adds other families, as `name=module:attribute`, separated
+by commas. It is no configuration key, so that configuration files cannot name code to run; child
+processes inherit it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FAMILIES = {
     "wan": "dit.models.wan.family:FAMILY",
     # FLUX.1: text, and reference pictures (Kontext), to images
     "flux": "dit.models.flux.family:FAMILY",
-    # Qwen-Image and its editing forms: text and pictures to picture
+    # Qwen-Image and Qwen-Image-Edit: text and pictures to picture
     "qwen_image": "dit.models.qwen_image.family:FAMILY",
     # HunyuanVideo and HunyuanVideo 1.5: text, or text and a first frame, to video
     "hunyuan_video": "dit.models.hunyuan_video.family:FAMILY",
@@ -54,7 +54,7 @@ FAMILIES = {
     "flux3": "dit.models.flux3.family:FAMILY",
     # Lumina Image 2.0: text to image
     "lumina2": "dit.models.lumina2.family:FAMILY",
-    # LongCat-Image and its editing form: text and a picture to picture
+    # LongCat-Image and LongCat-Image-Edit: text and a picture to picture
     "longcat": "dit.models.longcat.family:FAMILY",
     # Z-Image and Z-Image-Turbo: text to image
     "zimage": "dit.models.zimage.family:FAMILY",
@@ -73,7 +73,7 @@ FAMILIES = {
     # The project's own DiT for text to video with sound; Diffusers has no such network
     "sound_dit": "dit.models.sound_dit.family:FAMILY",
 }
-"""`module:attribute` of each `Family` by its name; the first is the default."""
+"""Maps the name of a family to `module:attribute` of its `Family`; the first is the default."""
 NETWORKS = {
     "CosmosTransformer3DModel": "dit",
     "WanTransformer3DModel": "wan",
@@ -97,16 +97,16 @@ NETWORKS = {
     "Ideogram4Transformer2DModel": "ideogram4",
     "QwenImage21Transformer2DModel": "qwen_image21",
 }
-"""Name of the family of each network class of Diffusers; only the family that is needed is
-imported."""
+"""Maps the name of a network class in Diffusers to the name of its family. It is a table, so that
+not all families have to be imported to find one."""
 VARIABLE = "DIT_FAMILIES"
 
 
 def family_places() -> dict[str, str]:
-    """`module:attribute` of every family by its name, including those of `$DIT_FAMILIES`.
+    """Maps the names of all families, including those in `DIT_FAMILIES`, to `module:attribute`.
 
     Raises:
-        Problems: an entry of the variable has not the form name=module:attribute.
+        Problems: an entry of `DIT_FAMILIES` does not have the form name=module:attribute.
     """
     places = dict(FAMILIES)
     for entry in filter(None, os.environ.get(VARIABLE, "").split(",")):
@@ -114,8 +114,9 @@ def family_places() -> dict[str, str]:
         if not (name and equals and ":" in place):
             raise Problems(
                 [
-                    f"{VARIABLE}: {entry!r} is not of the form name=module:attribute; write for"
-                    f" example {VARIABLE}=foo=my_package.my_module:FAMILY"
+                    f"the environment variable {VARIABLE} has the entry {entry!r}, which does not"
+                    " have the form name=module:attribute; write for example"
+                    f" {VARIABLE}=foo=my_package.my_module:FAMILY"
                 ]
             )
         places[name] = place
@@ -123,7 +124,7 @@ def family_places() -> dict[str, str]:
 
 
 def default_family() -> Family:
-    """The family of a configuration that names none."""
+    """The family of configurations without `model.family` and `model.name`."""
     return family_named(next(iter(FAMILIES)))
 
 
@@ -137,43 +138,44 @@ def family_named(name: str) -> Family:
     if name not in places:
         raise Problems(
             [
-                f"model.family={name} is no known family; use {', '.join(places)}, or register your"
-                f" own: {VARIABLE}=foo=module:attribute. {OTHER_NETWORKS}"
+                f"model.family={name} is not a known family; use {', '.join(places)}, or register"
+                f" your own by the environment variable {VARIABLE}={name}=module:attribute."
+                f" {OTHER_NETWORKS}"
             ]
         )
     return _loaded(name, places[name])
 
 
 def imported(place: str) -> Callable[[], Any]:
-    """A function that imports and returns the object `module:attribute`."""
+    """A function that imports and returns the object `place`, given as `module:attribute`."""
     return partial(resolve_name, place)
 
 
 @cache
 def _loaded(name: str, place: str) -> Family:
     family = imported(place)()
-    assert family.name == name, f"{place} calls its family {family.name}, not {name}"
+    assert family.name == name, f"{place} has the name {family.name}, not {name}"
     return family
 
 
 def family_of(model: ModelConfig) -> Family:
-    """The family that `model.family` names."""
+    """The family with the name `model.family`."""
     return family_named(model.family)
 
 
-@lru_cache(maxsize=64)  # of a plan's layouts
+@lru_cache(maxsize=64)  # the planner calls it for many layouts
 def network_spec(model: ModelConfig) -> NetworkSpec:
-    """The stacks of layers of the network of `model`, as its family specifies them."""
+    """The specification of all layers of the network of `model`."""
     return family_of(model).spec(model)
 
 
 def is_distilled(config: RunConfig) -> bool:
     """Whether the network of `config` is distilled to few steps.
 
-    It is if it is trained with the timestep at which a step ends (mean flow, flow maps), or if its
-    named size is distilled. A Diffusers folder does not name the size, so the network is also
-    compared with the named sizes: it is distilled if all sizes with its layers, width and noise
-    levels are.
+    It is if it also gets the timestep at which a step ends (flow maps), or if its named size is
+    distilled (`Family.distilled`). A Diffusers folder does not tell the size; so the network also
+    counts as distilled if all named sizes with the same numbers of layers, width and noise levels
+    are distilled.
     """
     family = family_of(config.model)
     if family.trains_step_end and family.tells_step_end(config.model):
@@ -184,7 +186,7 @@ def is_distilled(config: RunConfig) -> bool:
 
 
 def _is_of(size: str, family: Family, model: ModelConfig, objective: ObjectiveConfig) -> bool:
-    """Whether a network has the layers, width and noise levels of the family's named `size`."""
+    """Whether a network has the number of layers, width and noise levels of the named `size`."""
     named = family.config(name=size, **family.sizes[size])
     told = family.objective.of_size.get(size, {})
     shape = ("all_layers", "hidden_size")
@@ -194,7 +196,7 @@ def _is_of(size: str, family: Family, model: ModelConfig, objective: ObjectiveCo
 
 
 def families(*, first: str | None = None) -> list[Family]:
-    """All families, with the family called `first` before the others."""
+    """All families, the one called `first` first."""
     names = sorted(family_places(), key=lambda name: name != first)
     return [family_named(name) for name in names]
 
@@ -202,59 +204,68 @@ def families(*, first: str | None = None) -> list[Family]:
 def family_of_size(size: str, *, first: str) -> Family | None:
     """The family that has the named `size`, or None if no family has it.
 
-    The family `first` is tried before others. It is also the result for `custom`, which stands for
-    a network without a named size.
+    The family called `first` is tried before others, and is the result for the size `custom`.
 
     Raises:
-        Problems: a family knows the size, but does not support its network.
+        Problems: the size is a published network that its family does not support.
     """
     if size == CUSTOM_SIZE or size in family_named(first).sizes:
         return family_named(first)
     every = families(first=first)
     if needs := next((one.refused[size] for one in every if size in one.refused), None):
-        raise Problems([f"model.name={size} is not trained here: it needs {needs}"])
+        raise Problems(
+            [
+                f"model.name={size} is not supported, because its network needs {needs};"
+                " docs/families.md lists the sizes that are"
+            ]
+        )
     return next((one for one in every if size in one.sizes), None)
 
 
 def has_sound(model: ModelConfig) -> bool:
-    """Whether the network has a sample's sound as a separate stream of tokens."""
+    """Whether the network of `model` has a stream of sound tokens."""
     return any(one.kind is InputKind.SOUND for one in family_of(model).inputs(model))
 
 
 def diffusers_classes() -> dict[str, str]:
-    """Name of the family of each network class of Diffusers, with those of `$DIT_FAMILIES`."""
+    """Maps network classes of Diffusers to names of families, including those in `DIT_FAMILIES`."""
     added = [family_named(name) for name in family_places() if name not in FAMILIES]
     forms = {one.name: one.diffusers() for one in added if one.diffusers is not None}
     return NETWORKS | {form.class_name: name for name, form in forms.items()}
 
 
 def diffusers_form(model: ModelConfig) -> DiffusersForm:
-    """Diffusers' counterpart of the network of `model`.
+    """The description of the class of Diffusers for the network of `model`.
 
     Raises:
-        Problems: Diffusers has no such network.
+        Problems: Diffusers has no such class.
     """
     form = family_of(model).diffusers
     if form is None:
-        raise Problems([f"Diffusers has no network of model.family={model.family}"])
+        raise Problems(
+            [
+                f"Diffusers has no network for model.family={model.family}, so weights cannot be"
+                " converted to or from Diffusers"
+            ]
+        )
     return form()
 
 
 def name_table(model: ModelConfig) -> NameTable:
-    """The names of a network's weights in files: the family's own, or else Diffusers'.
+    """The name table of the network of `model`: the family's own table, or Diffusers'.
 
     Raises:
-        Problems: the family has no names of its own, and Diffusers has no such network.
+        Problems: the family has no table, and Diffusers has no class for the network.
     """
     own = family_of(model).names
     return diffusers_form(model).table if own is None else own()
 
 
 def pairs(model: ModelConfig) -> list[Pair]:
-    """Each tensor of a network, paired with the tensors in files that hold the same numbers.
+    """The tensors of the network of `model`, each with the tensors in files for it.
 
     Raises:
-        Problems: as `name_table`.
+        Problems: the network has no name table (see `name_table`).
     """
     from dit.models.diffusers.names import pairs_of
 
@@ -265,9 +276,11 @@ def named_model(size: str) -> ModelConfig:
     """The configuration of the network with the named `size`.
 
     Raises:
-        Problems: no family has this size.
+        Problems: no family has this size, or its family does not support it.
     """
     family = family_of_size(size, first=default_family().name)
     if family is None:
-        raise Problems([f"model.name={size} is a size of no family; docs/families.md lists them"])
+        raise Problems(
+            [f"model.name={size} is not a size of any family; docs/families.md lists all sizes"]
+        )
     return family.config(name=size, **family.sizes[size])

@@ -70,7 +70,7 @@ def test_nothing_is_timed_for_measurements_determinism_and_named_kernels(found):
 
 def test_a_named_kernel_that_cannot_be_used_ends_the_run_with_the_reason(found):
     assert _both(found, "unfit")["error"].startswith(
-        "model.attention_backend=cudnn cannot be used: cuDNN's attention is not deterministic"
+        "model.attention_backend=cudnn cannot be used: it is not deterministic"
     )
     broken = _both(found, "named and broken")["error"]
     assert "flash_3 cannot be used: ImportError: undefined symbol: _ZN3c10; set" in broken

@@ -100,9 +100,9 @@ CASE = case.Case(
     adapted=("proj_mlp",),
     arguments=_arguments,
     refused=[
-        ({"approximator_channels": 6}, "=6 must be a multiple of 4"),
+        ({"approximator_channels": 6}, "=6 must be a positive multiple of 4"),
         ({"approximator_layers": 65}, "approximator_layers=65 must be at most 64"),
-        ({"text_pad_to": 8}, "text_pad_to=8: Chroma attends to the one row of padding"),
+        ({"text_pad_to": 8}, "text_pad_to=8 must be null: Chroma attends to one token"),
     ],
 )
 random_chroma = CASE.random

@@ -98,11 +98,11 @@ CASE = case.Case(
     arguments=_arguments,
     text_rows=lambda arguments: arguments["text_bth"].shape[1],
     refused=[
-        ({"rope_axes": (4, 4, 2)}, "add up to 10, .* width 128"),
+        ({"rope_axes": (4, 4, 2)}, "must add up to 128, .* sum is 10"),
         ({"rope_axes": (3, 5, 4)}, "must be even"),
         ({"tensor_model_parallel_size": 3}, "num_attention_heads=32 .* divisor of 32"),
-        ({"patch_temporal": 2}, "ERNIE-Image learns pictures"),
-        ({"text_pad_to": 8}, "ERNIE-Image attends to no padding"),
+        ({"patch_temporal": 2}, "ERNIE-Image is a network of images"),
+        ({"text_pad_to": 8}, "must be null: ERNIE-Image does not attend"),
     ],
     adapted=(
         *("gate_proj", "up_proj", "linear_fc2", "final_norm.linear", "text_proj"),

@@ -137,10 +137,10 @@ CASE = case.Case(
     counted=[("flux1_schnell", {}), ("flux1_kontext", {})],
     arguments=_arguments,
     refused=[
-        ({"rope_axes": (4, 4, 2)}, "add up to 10, and hidden_size=3072 .* width 128"),
+        ({"rope_axes": (4, 4, 2)}, "must add up to 128, .*hidden_size=3072 .* sum is 10"),
         ({"rope_axes": (3, 5, 4)}, "must be even"),
         ({"reference_latents": -1}, "must not be negative"),
-        ({"mlp_ratio": 1.999}, "MLP width 6140 .* does not divide by num_attention_heads=24"),
+        ({"mlp_ratio": 1.999}, "MLP width 6140 .* must be a multiple of num_attention_heads=24"),
         ({"num_single_layers": 0}, "num_single_layers=0 must be at least 1"),
         (
             {"num_layers": 2, "num_single_layers": 2, "pipeline_model_parallel_size": 5},

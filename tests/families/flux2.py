@@ -130,10 +130,10 @@ CASE = case.Case(
     counted=[("flux2_klein_4b", {}), ("flux2_dev", {})],
     arguments=_arguments,
     refused=[
-        ({"rope_axes": (4, 4, 2, 2)}, "add up to 12, and hidden_size=6144 .* width 128"),
+        ({"rope_axes": (4, 4, 2, 2)}, "must add up to 128, .*hidden_size=6144 .* sum is 12"),
         ({"rope_axes": (3, 5, 4, 2)}, "must be even"),
         ({"reference_latents": -1}, "must not be negative"),
-        ({"mlp_ratio": 2.999}, "MLP width .* does not divide by num_attention_heads=48"),
+        ({"mlp_ratio": 2.999}, "MLP width .* must be a multiple of num_attention_heads=48"),
         ({"num_single_layers": 0}, "num_single_layers=0 must be at least 1"),
     ],
     adapted=(

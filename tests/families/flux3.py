@@ -176,12 +176,15 @@ CASE = case.Case(
     arguments=_arguments,
     repeated=_repeated,
     refused=[
-        ({"rope_axes": (4, 4, 2, 2)}, "add up to 12, and hidden_size=3072 .* width 128"),
+        ({"rope_axes": (4, 4, 2, 2)}, "must add up to 128, .*hidden_size=3072 .* sum is 12"),
         ({"rope_axes": (3, 5, 4, 2)}, "must be even"),
         ({"reference_latents": 11}, "reference_latents=11 must be at most 10"),
         ({"reference_latents": -1}, "must not be negative"),
         ({"num_single_layers": 0}, "num_single_layers=0 must be at least 1"),
-        ({"route_from": 14, "route_to": 20}, "first 15 layers .* whole pictures.* begin at 15"),
+        (
+            {"route_from": 14, "route_to": 20},
+            "=14 must be 15 or more: the first 15 layers",
+        ),
     ],
     training=("model.reference_latents=2",),
     comfyui=True,

@@ -150,9 +150,9 @@ CASE = case.Case(
     comfyui=True,
     refused=[
         ({"tensor_model_parallel_size": 3}, "num_attention_heads=20 .* divisor of 20"),
-        ({"rope_axes": (4, 4, 2)}, "add up to 10, .* width 128"),
-        ({"num_activated_experts": 5}, "is more than num_routed_experts=4"),
-        ({"patch_temporal": 2}, "HiDream-I1 learns pictures"),
+        ({"rope_axes": (4, 4, 2)}, "must add up to 128, .* sum is 10"),
+        ({"num_activated_experts": 5}, "must not be more than num_routed_experts=4"),
+        ({"patch_temporal": 2}, "HiDream-I1 is a network of images"),
         ({"text_pad_to": 8}, "text_pad_to=8"),
     ],
 )

@@ -114,10 +114,10 @@ CASE = case.Case(
     adapted=("proj_mlp",),
     arguments=_arguments,
     refused=[
-        ({"rope_axes": (4, 4)}, r"rope_axes=\[4, 4\] add up to 8"),
-        ({"text_pad_to": 8}, "text_pad_to=8: HunyuanImage attends to no padding"),
-        ({"patch_temporal": 2}, "HunyuanImage learns pictures"),
-        ({"mlp_ratio": 3.999}, "MLP width 14332 .* does not divide by"),
+        ({"rope_axes": (4, 4)}, r"rope_axes=\[4, 4\] must add up to .* sum is 8"),
+        ({"text_pad_to": 8}, "must be null: HunyuanImage does not attend"),
+        ({"patch_temporal": 2}, "HunyuanImage is a network of images"),
+        ({"mlp_ratio": 3.999}, "MLP width 14332 .* must be a multiple of"),
     ],
 )
 random_hunyuan_image = CASE.random

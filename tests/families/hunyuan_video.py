@@ -136,7 +136,7 @@ CASE = case.Case(
     arguments=_arguments,
     refused=[
         ({"num_single_layers": 0}, "num_single_layers=0 must be at least 1"),
-        ({"text_pad_to": 8}, "text_pad_to=8: HunyuanVideo attends to no"),
+        ({"text_pad_to": 8}, "must be null: HunyuanVideo does not attend"),
     ],
 )
 random_hunyuan_video = CASE.random

@@ -123,10 +123,10 @@ CASE = case.Case(
     repeated=_repeated,
     refused=[
         ({"tensor_model_parallel_size": 4}, "num_attention_heads=18 .* divisor of 18"),
-        ({"mrope_section": (24, 20, 44)}, "needs 132 frequencies: .* width 256 have 128"),
-        ({"num_attention_heads": 512}, "heads of an odd width"),
-        ({"patch_temporal": 2}, "Ideogram 4 learns pictures"),
-        ({"text_pad_to": 8}, "Ideogram 4 attends to no padding"),
+        ({"mrope_section": (24, 20, 44)}, "needs 132 frequencies; .* width 256 have 128"),
+        ({"num_attention_heads": 512}, "heads of an even width"),
+        ({"patch_temporal": 2}, "Ideogram 4 is a network of images"),
+        ({"text_pad_to": 8}, "must be null: Ideogram 4 does not attend"),
     ],
     adapted=(
         *("feed_forward.w1", "feed_forward.w2", "feed_forward.w3", "input_proj", "adaln_proj"),

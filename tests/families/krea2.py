@@ -120,17 +120,20 @@ CASE = case.Case(
     counted=[("krea2_raw", {}), ("krea2_raw", {"num_fusion_layers": 2, "num_text_layers": 4})],
     arguments=_arguments,
     refused=[
-        ({"num_kv_heads": 5}, "num_kv_heads=5 does not divide num_attention_heads=48"),
-        ({"tensor_model_parallel_size": 3}, "text_kv_heads=20 .* which tensor ranks share"),
-        ({"text_kv_heads": 3}, "text_kv_heads=3 does not divide text_heads=20"),
-        ({"num_text_layers": 7}, "does not divide into num_text_layers=7"),
-        ({"rope_axes": (4, 4, 2)}, "add up to 10, .* width 128"),
+        ({"num_kv_heads": 5}, "num_kv_heads=5 must divide num_attention_heads=48"),
+        (
+            {"tensor_model_parallel_size": 3},
+            "text_kv_heads=20 .* distributed over tensor ranks",
+        ),
+        ({"text_kv_heads": 3}, "text_kv_heads=3 must divide text_heads=20"),
+        ({"num_text_layers": 7}, "must be a multiple of num_text_layers=7"),
+        ({"rope_axes": (4, 4, 2)}, "must add up to 128, .* sum is 10"),
         ({"num_fusion_layers": 0}, "num_fusion_layers=0 must be at least 1"),
-        ({"patch_temporal": 2}, "Krea 2 learns pictures"),
-        ({"text_pad_to": 8}, "Krea 2 attends to no padding"),
+        ({"patch_temporal": 2}, "Krea 2 is a network of images"),
+        ({"text_pad_to": 8}, "must be null: Krea 2 does not attend"),
         (
             {"tensor_model_parallel_size": 2, "context_parallel_size": 4},
-            "spreads text_heads=20 .* cp_comm_type=all_gather",
+            "distributes text_heads=20 .* cp_comm_type=all_gather",
         ),
     ],
     adapted=(

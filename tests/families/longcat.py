@@ -113,8 +113,8 @@ CASE = case.Case(
     counted=[("longcat_image_edit", {})],
     arguments=_arguments,
     refused=[
-        ({"rope_axes": (4, 4, 2)}, "add up to 10, .* width 128"),
-        ({"patch_temporal": 2}, "LongCat-Image learns pictures"),
+        ({"rope_axes": (4, 4, 2)}, "must add up to 128, .* sum is 10"),
+        ({"patch_temporal": 2}, "LongCat-Image is a network of images"),
         ({"reference_latents": -1}, "must not be negative"),
     ],
     adapted=("proj_mlp", "norm_out.linear"),

@@ -152,9 +152,9 @@ CASE = case.Case(
     counted=[("ltxv_2b_0.9", {}), ("ltxv_2b", {})],
     arguments=_arguments,
     refused=[
-        ({"num_attention_heads": 2048}, "turn pairs of a head's numbers, so that it must be even"),
-        ({"hidden_size": 4, "num_attention_heads": 1}, "hidden_size must be at least 6"),
-        ({"text_pad_to": 128}, "LTX-Video attends to no padding of captions"),
+        ({"num_attention_heads": 2048}, "need heads of an even width"),
+        ({"hidden_size": 4, "num_attention_heads": 1}, "a hidden_size of at least 6"),
+        ({"text_pad_to": 128}, "must be null: LTX-Video does not attend"),
         ({"reference_latents": -1}, "reference_latents=-1 must not be negative"),
     ],
     grids=case.VIDEOS,

@@ -100,12 +100,12 @@ CASE = case.Case(
     counted=[("lumina2", {}), ("lumina2", {"num_refiner_layers": 2})],
     arguments=_arguments,
     refused=[
-        ({"num_kv_heads": 5}, "num_kv_heads=5 does not divide num_attention_heads=24"),
-        ({"tensor_model_parallel_size": 3}, "=3 does not .* num_kv_heads=8, .* 1, 2, 4 or 8"),
-        ({"rope_axes": (4, 4, 2)}, "add up to 10, .* width 96"),
+        ({"num_kv_heads": 5}, "num_kv_heads=5 must divide num_attention_heads=24"),
+        ({"tensor_model_parallel_size": 3}, "=3 must divide num_kv_heads=8, .* 1, 2, 4 or 8"),
+        ({"rope_axes": (4, 4, 2)}, "must add up to 96, .* sum is 10"),
         ({"num_refiner_layers": 0}, "num_refiner_layers=0 must be at least 1"),
-        ({"patch_temporal": 2}, "Lumina Image 2.0 learns pictures"),
-        ({"text_pad_to": 8}, "Lumina Image 2.0 attends to no padding"),
+        ({"patch_temporal": 2}, "Lumina Image 2.0 is a network of images"),
+        ({"text_pad_to": 8}, "must be null: Lumina Image 2.0 does not attend"),
     ],
     adapted=("norm1.linear", "linear_1", "linear_3", "norm_out.linear_1"),
 )

@@ -146,14 +146,14 @@ CASE = case.Case(
     counted=[("qwen_image21", {}), ("qwen_image21_turbo", {"mlp_ratio": 2.0})],
     arguments=_arguments,
     refused=[
-        ({"rope_axes": (4, 4, 2)}, "add up to 10, .* width 128"),
+        ({"rope_axes": (4, 4, 2)}, "must add up to 128, .* sum is 10"),
         ({"rope_axes": (3, 5, 4)}, "must be even"),
         ({"reference_latents": 11}, "reference_latents=11 must be at most 10"),
-        ({"patch_temporal": 2}, "Qwen-Image-2.1 learns pictures"),
-        ({"text_pad_to": 8}, "Qwen-Image-2.1 attends to no padding"),
+        ({"patch_temporal": 2}, "Qwen-Image-2.1 is a network of images"),
+        ({"text_pad_to": 8}, "must be null: Qwen-Image-2.1 does not attend"),
         (
             {"reference_latents": 1, "route_from": 1, "route_to": 4},
-            "texts between the pictures .* see whole pictures.* set route_from",
+            "route_from=1 must be null.* texts after a reference .* set reference_latents=0",
         ),
     ],
     grids=((1, 4, 6), (1, 2, 4), (1, 4, 2)),

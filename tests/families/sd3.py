@@ -109,9 +109,9 @@ CASE = case.Case(
     arguments=_arguments,
     refused=[
         ({"max_size": (1, 8, 6)}, r"max_size=\[1, 8, 6\] must be \[1, N, N\]"),
-        ({"max_size": (1, 7, 7)}, "does not divide into patches"),
-        ({"dual_attention_layers": 25, "qk_norm": True}, r"must lie in \[0, 24\]"),
-        ({"patch_temporal": 2}, "SD3 learns pictures"),
+        ({"max_size": (1, 7, 7)}, "multiples of patch_spatial"),
+        ({"dual_attention_layers": 25, "qk_norm": True}, r"must be between 0 and num_layers=24"),
+        ({"patch_temporal": 2}, "SD3 is a network of images"),
     ],
 )
 random_sd3 = CASE.random

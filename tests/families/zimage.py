@@ -100,10 +100,10 @@ CASE = case.Case(
     refused=[
         ({"tensor_model_parallel_size": 4}, "num_attention_heads=30 .* divisor of 30"),
         ({"tensor_model_parallel_size": 3}, "MLP width 10240 .* tensor_model_parallel_size=3"),
-        ({"rope_axes": (4, 4, 2)}, "add up to 10, .* width 128"),
+        ({"rope_axes": (4, 4, 2)}, "must add up to 128, .* sum is 10"),
         ({"num_refiner_layers": 0}, "num_refiner_layers=0 must be at least 1"),
-        ({"patch_temporal": 2}, "Z-Image learns pictures"),
-        ({"text_pad_to": 8}, "Z-Image fills captions up with learned tokens"),
+        ({"patch_temporal": 2}, "Z-Image is a network of images"),
+        ({"text_pad_to": 8}, "Z-Image pads captions with learned tokens"),
     ],
     # With their folders: the last layer has an activation of the name of a linear of the others.
     adapted=("w1", "w3", "layers.0.adaLN_modulation.0", "2-1.adaLN_modulation.1"),

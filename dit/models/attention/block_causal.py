@@ -6,9 +6,9 @@ A sample is a sequence of texts and pictures:
     a picture's token attends to the keys before the end of its picture
 
 Softmax does not depend on the order of keys, so the rows of a sample may have any order. Each query
-is in one call, so no results are merged. Queries of pictures use the kernel of the run; if a
-picture does not see its whole sample, like references, its keys are copied, because kernels need
-each key in one sequence. The few queries of text use torch's SDPA with a mask.
+is in exactly one call, so no results are merged. Queries of pictures use the kernel of the run.
+Kernels need each key in exactly one sequence: if a picture does not attend to its whole sample (a
+reference does not), its keys are copied. The few queries of text use torch's SDPA with a mask.
 """
 
 # T query tokens, S key tokens, H heads, K head width
@@ -32,7 +32,7 @@ class Segment:
     """Adjacent tokens in the sequence of a sample: a piece of its text, or a whole picture."""
 
     is_text: bool
-    first: int  # among the tokens of the sample's text, or of its latents
+    first: int  # index of the first token among the sample's text tokens, or its latent tokens
     count: int
 
 
@@ -40,15 +40,15 @@ class Segment:
 class SequencePlaces:
     """Positions of tokens in the sequence of one sample, int64 [tokens] each, on the CPU."""
 
-    place: Tensor
-    end: Tensor  # they see the keys at places below this
-    picture: Tensor  # number of their segment; -1 for text
+    place: Tensor  # position of each token
+    end: Tensor  # each token attends to the keys at positions below this
+    picture: Tensor  # index of each token's segment; -1 for text
 
     @classmethod
     def of(cls, segments: Sequence[Segment], *, text: bool) -> SequencePlaces:
-        """Positions of a sample's tokens of one kind, in the order of their row.
+        """Positions of a sample's text tokens (`text`) or latent tokens, in the order of the pack.
 
-        They are its text tokens (`text`) or its latent tokens.
+        `segments` is the whole sequence of the sample, text and pictures.
         """
         starts = [*accumulate((one.count for one in segments), initial=0)]
         numbers = [n for n, one in enumerate(segments) if one.is_text is text]
@@ -61,7 +61,7 @@ class SequencePlaces:
         return cls(*torch.cat(parts, dim=1))
 
     def part(self, first: int, count: int) -> SequencePlaces:
-        """The positions of `count` tokens, from token number `first` on."""
+        """The positions of `count` tokens, starting with token `first`."""
         here = slice(first, first + count)
         return SequencePlaces(self.place[here], self.end[here], self.picture[here])
 
@@ -73,14 +73,14 @@ class SequencePlaces:
 
 
 Located = Mapping[int, tuple[int, SequencePlaces]]
-"""Maps each sample to (row of its first token, positions of its tokens in its sequence)."""
+"""Maps the index of a sample to (row of its first token, positions of its tokens)."""
 
 
 def calls_of(queries: Located, keys: Located, *, total: int, device: torch.device) -> BlockCausal:
-    """The calls of block-causal attention for a pack with `total` rows of queries.
+    """The attention calls for a pack with `total` rows of queries, with indices on `device`.
 
-    `queries` and `keys` have the places of each sample's tokens; `keys` must hold all keys of each
-    sample that has queries.
+    `queries` and `keys` have the positions of each sample's tokens; `keys` must hold all keys of
+    each sample that has queries.
     """
     rows, seen, of_text, texts = [_NONE], [_NONE], [_NONE], list[MaskedCall]()
     for sample, (first, own) in queries.items():
@@ -116,7 +116,7 @@ _NONE = torch.zeros(0, dtype=torch.int64)
 
 
 def _side_by_side(rows: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """(first row, number of rows) of each tensor after all `rows` are concatenated."""
+    """(first row, number of rows) of each tensor in the concatenation of all `rows`."""
     ends = accumulate((len(one) for one in rows), initial=0)
     return [(start, len(one)) for start, one in zip(ends, rows, strict=False)]
 
@@ -133,10 +133,10 @@ def attend_block_causal(
     attend: Attend,
     attend_masked: AttendMasked,
 ) -> Tensor:
-    """Block-causal attention [T, H, K], by the calls in `spans.block_causal`.
+    """The output [T, H, K] of block-causal attention, by the calls in `spans.block_causal`.
 
-    `attend` computes queries of pictures, `attend_masked` those of text. Outputs of padding are
-    zeros.
+    `attend` computes the outputs of pictures, `attend_masked` the outputs of text. Outputs of
+    padding are zeros.
     """
     calls = spans.block_causal
     assert calls is not None
@@ -154,6 +154,6 @@ def attend_block_causal(
 
 
 def masked_attention(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, sees_TS: Tensor) -> Tensor:
-    """Attention [T, H, K] by torch's SDPA; `sees_TS` is True where a query sees a key."""
+    """The output [T, H, K] of torch's SDPA; `sees_TS` is True where a query attends to a key."""
     q, k, v = (x.transpose(0, 1)[None] for x in (q_THK, k_SHK, v_SHK))
     return scaled_dot_product_attention(q, k, v, attn_mask=sees_TS)[0].transpose(0, 1)

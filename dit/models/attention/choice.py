@@ -1,9 +1,9 @@
-"""The attention that a run computes, whether a kernel works for it, and how fast it is.
+"""The attention calls of a run: which kernels work for them, and how fast the kernels are.
 
-1. attention_calls   a pack's calls on one rank, by the specification of the network's layers
-2. fault             why a kernel that fits does not work on this machine, after a small call
-3. milliseconds      time of all calls of a pass, forward and backward
-   first_working     the likely fastest kernel that works, for a process that times none
+1. attention_calls   the calls for one pack on one rank, from the specification of the layers
+2. fault             tries a kernel by a small call; the error if it does not work on this machine
+3. milliseconds      time of all calls for a pack, forward and backward, with one kernel
+   first_working     the likely fastest kernel that works, without timing
 """
 
 # T query tokens, H heads, K head width, X any width
@@ -29,13 +29,12 @@ from dit.models.registry import network_spec
 from dit.parsing import cause
 
 BUDGET_S = 1.0
-"""Seconds for timing all kernels. The first call of each kernel, which compiles or plans it, is not
-counted."""
+"""Seconds for timing all kernels, without the first call of each, which compiles or plans it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionCall:
-    """Attention for a pack on one rank, and in how many layers it is computed."""
+    """The sizes of an attention call for a pack on one rank, and the number of its layers."""
 
     spans: Spans
     heads: int
@@ -45,8 +44,8 @@ class AttentionCall:
     def inputs(self) -> tuple[Tensor, ...]:
         """(queries, keys, values, gradient of the output), random numbers in bfloat16.
 
-        Queries and gradient are [T, H, K], keys and values have a row for each key. Values are a
-        slice of a wider matrix, as in layers, because some kernels copy such slices first.
+        Queries and gradient are [T, H, K], keys and values [S, H, K]. Values are a slice of a wider
+        matrix, as in the layers, because some kernels copy such a slice first.
         """
         spans, width = self.spans, self.width
         keys = spans.key_starts[-1] + spans.key_lengths[-1]
@@ -62,9 +61,10 @@ class AttentionCall:
 def attention_calls(
     model: ModelConfig, samples: Sequence[tuple[int, int]], *, device: torch.device
 ) -> list[AttentionCall]:
-    """One `AttentionCall` for each kind of attention in the network, on a pack of `samples`.
+    """The attention calls of the network on a pack of `samples`; equal calls are counted as one.
 
-    A sample is (latent tokens, text tokens). Attention round a ring of context ranks is left out.
+    Each sample is (number of latent tokens, number of text tokens). Ring attention over context
+    ranks (`model.cp_comm_type=p2p`) is left out.
     """
     network = network_spec(model)
     texts = [max(0, text) for text in network.text([text for _, text in samples])]
@@ -99,9 +99,9 @@ def _rows(kind: RowKind, tokens: int, text: int, times: int) -> int:
 
 
 def _side_by_side(rows: Sequence[tuple[int, int]], *, parts: int, device: torch.device) -> Spans:
-    """Spans of samples that lie end to end, from `rows` of (number of queries, number of keys).
+    """Spans of concatenated samples, given (number of queries, number of keys) of each in `rows`.
 
-    This rank has 1 / `parts` of the queries of each sample.
+    This rank has 1 / `parts` of the queries of each sample, and all of its keys.
     """
     queries, keys, at, key_at = [], [], 0, 0
     for number, key_number in rows:
@@ -124,9 +124,9 @@ def _passes(attend: Attend, call: AttentionCall) -> Callable[[], None]:
 
 @cache
 def fault(backend: AttentionBackend, width: int, device: torch.device) -> str:
-    """The error of the kernel `backend` for heads of this width on this device; "" if it works.
+    """The error of a small trial call of the kernel `backend` on `device`; "" if it works.
 
-    It makes a small call. A package that was built for another torch raises errors of several
+    `width` is the head width. A package that was built for another torch raises errors of several
     types, at its import or its first call.
     """
     spans = _side_by_side([(128, 128), (152, 152)], parts=1, device=device)
@@ -141,10 +141,10 @@ def fault(backend: AttentionBackend, width: int, device: torch.device) -> str:
 def milliseconds(
     backend: AttentionBackend, calls: Sequence[AttentionCall], *, budget_s: float
 ) -> float:
-    """Milliseconds of all `calls` in all of their layers, forward and backward, by `backend`.
+    """Milliseconds of all `calls` in all their layers, forward and backward, with `backend`.
 
-    `budget_s` limits the seconds of timing, but each call is timed at least once. First calls,
-    which compile, are not counted.
+    Timing takes about `budget_s` seconds; each call is timed at least once. The first call of each,
+    which compiles or plans the kernel, is not counted.
     """
     total = 0.0
     for call in calls:
@@ -157,7 +157,7 @@ def milliseconds(
 
 
 def _seconds(passes: Callable[[], None], times: int, device: torch.device) -> float:
-    """Mean seconds of a call of `passes`, over `times` calls one after the other."""
+    """Mean seconds of one call of `passes`, over `times` calls."""
     _wait(device)
     began = time.perf_counter()
     for _ in range(times):
@@ -172,9 +172,9 @@ def _wait(device: torch.device) -> None:
 
 
 def attention_for(backend: AttentionBackend, q_THK: Tensor) -> Attend:
-    """Attention function of `backend`; for `auto`, that of the likely fastest working kernel.
+    """The attention function of `backend`; for `auto`, of the likely fastest kernel that works.
 
-    Tensors on `meta` always get that of `auto`.
+    Queries on the device `meta` always get the function for `auto`.
     """
     if backend is AttentionBackend.AUTO or q_THK.is_meta:
         backend = first_working(
@@ -192,12 +192,12 @@ def first_working(
 ) -> AttentionBackend:
     """The likely fastest kernel that works on `device`, found by trying kernels in order.
 
-    The last one, torch's SDPA, needs no trial. Warns about kernels that should work by `fit.py` but
-    fail.
+    `dtype` and head width `width` are those of the queries. The last kernel, torch's SDPA, needs no
+    trial. Warns about each kernel whose trial fails although `fit.py` allows it.
     """
     half = dtype in (torch.float16, torch.bfloat16)
     if device.type == "meta" and half:
-        # Tensors without values take a GPU's way: with them its operations are counted and checked.
+        # Tensors on `meta` serve to count and check a GPU's operations, so they use its kernel.
         return AttentionBackend.FLASH_2
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     case = AttentionCase(

@@ -1,15 +1,14 @@
 """Video Sparse Attention (VSA, arXiv:2505.13389): attention among the cubes of a sample.
 
-coarse: the means of cubes attend to each other, times a gate of each token
+coarse: the means of cubes attend to each other; the output is multiplied by a gate of each token
 fine:   tokens attend to the tokens of the cubes with the highest coarse scores
-
-No gradient flows through the choice of cubes; the coarse part has one. Means and softmax are over
-real tokens, and samples never see each other. Tests compare every implementation with dense
-attention with a mask.
+The coarse part has a gradient, but the choice of cubes has none. Means and softmax are over real
+tokens, and tokens never attend to other samples. Tests compare every implementation with dense
+attention under a mask.
 """
 
-# T packed tokens, C cubes of a pack, B places of a cube, H heads, K head width
-# J cubes that one attends to, at most
+# T packed tokens, C cubes of a pack, B positions of a cube, H heads, K head width
+# J largest number of cubes that a cube attends to
 
 from __future__ import annotations
 
@@ -28,15 +27,15 @@ from dit.models.attention.spans import Attend, Spans
 def attend_cubes(
     qkv: tuple[Tensor, Tensor, Tensor], gate_THK: Tensor, spans: Spans, *, attend: Attend
 ) -> Tensor:
-    """Output [T, H, K] of sparse attention: fine part + gate * coarse part.
+    """The output [T, H, K] of sparse attention: fine part + gate * coarse part.
 
-    `qkv` are queries, keys and values [T, H, K]. `attend` is dense attention; it computes the fine
-    part if all cubes are chosen.
+    `qkv` are queries, keys and values [T, H, K]. `attend` is dense attention, which computes the
+    fine part if every cube attends to all cubes.
     """
     cubes = spans.cubes
     assert cubes is not None
     (q, q_mean_CHK), (k, k_mean_CHK), (v, v_mean_CHK) = map(cubes.with_means, qkv)
-    # No kernel of a GPU keeps scores of all pairs of cubes for the backward pass then.
+    # By SDPA, whose GPU kernels do not keep the scores of all pairs of cubes for the backward pass.
     coarse_CHK = attend_by_runs(q_mean_CHK, k_mean_CHK, v_mean_CHK, _spans_of_cubes(spans))
     gate_CBHK, coarse_C1HK = cubes.placed(gate_THK), coarse_CHK.to(gate_THK.dtype)[:, None]
     if cubes.all_chosen:
@@ -51,7 +50,7 @@ def attend_cubes(
 
 
 def _spans_of_cubes(spans: Spans) -> Spans:
-    """Spans in which a sample's cubes attend to each other; computed once for all layers."""
+    """Spans for attention among the cubes of each sample; computed once for all layers."""
 
     def make() -> Spans:
         assert spans.cubes is not None
@@ -66,9 +65,9 @@ def _spans_of_cubes(spans: Spans) -> Spans:
 def chosen_cubes(q_CHK: Tensor, k_CHK: Tensor, cubes: Cubes) -> Tensor:
     """Indices [H, C, J], int64, of the J cubes with the highest scores for each cube.
 
-    J is the largest number that any sample's cubes attend to. A score is the product of a cube's
-    mean query and another cube's mean key, both [C, H, K]. The indices are sorted by descending
-    score, so cubes of other samples, if any, come last.
+    J is the largest number of cubes that a cube of any sample attends to. A score is the product of
+    a cube's mean query and another cube's mean key, both [C, H, K]. Indices are sorted by
+    descending score; cubes of other samples, whose score is -inf, come last.
     """
     heads = zip(*(x.split(cubes.heads_at_once, dim=1) for x in (q_CHK, k_CHK)), strict=True)
     chosen = []
@@ -80,7 +79,7 @@ def chosen_cubes(q_CHK: Tensor, k_CHK: Tensor, cubes: Cubes) -> Tensor:
 
 
 def attend_by_mask(qkv: tuple[Tensor, Tensor, Tensor], chosen_HCJ: Tensor, spans: Spans) -> Tensor:
-    """Attention [T, H, K] of cubes to their chosen cubes, by dense attention with a mask."""
+    """The output [T, H, K] of attention to the tokens of chosen cubes, by SDPA with a mask."""
     cubes = spans.cubes
     assert cubes is not None
     pieces, row = [], 0

@@ -1,12 +1,12 @@
 """The fine part of attention among cubes, by torch's FlexAttention: each block is a cube.
 
-FlexAttention uses blocks only when compiled: without compilation it attends to all keys that the
-mask of tokens allows, and says nothing. On CPUs the compiled forward pass is correct, and there is
-no backward pass.
+FlexAttention skips blocks only when compiled: without compilation it attends to all keys that the
+mask of tokens allows, and gives no warning. On CPUs it has a compiled forward pass, which is
+correct, but no backward pass.
 """
 
-# C cubes of a pack, B places of a cube, S = C * B, H heads, K head width
-# J cubes that one attends to, at most
+# C cubes of a pack, B positions of a cube, S = C * B, H heads, K head width
+# J largest number of cubes that a cube attends to
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from dit.config.sparsity import CUBE_TOKENS
 from dit.models.attention.cubes import Cubes
 from dit.models.compilation import compile_here
 
-# Triton's tiles must divide a cube. Of the backward pass torch takes none of its default ones on
-# Hopper then, which are 128 wide (get_flex_attn_bwd_configs); those of `max_autotune` have some.
+# Triton's tiles must divide a cube. Torch's default tiles for the backward pass on Hopper do not,
+# being 128 wide (get_flex_attn_bwd_configs); `max_autotune` also tries smaller ones.
 _TILES = {"BLOCK_M": CUBE_TOKENS, "BLOCK_N": CUBE_TOKENS}
 
 
 @cache
 def _compiled(device: str) -> Callable[..., Any]:
     options: Any = {"max_autotune": True} if device == "cuda" else None
-    # The whole of it, or torch would say nothing where it stops to compile, and take plain calls.
-    # Dynamic from the first pack on: a kernel for its number of cubes alone would be tuned, too.
+    # `fullgraph`: otherwise torch would fall back to uncompiled calls without a warning.
+    # `dynamic`: otherwise a kernel for the first pack's number of cubes alone would be tuned, too.
     return compile_here(flex_attention, fullgraph=True, dynamic=True, options=options)
 
 
 def attend_in_blocks(
     placed_CBHK: tuple[Tensor, Tensor, Tensor], chosen_HCJ: Tensor, cubes: Cubes
 ) -> Tensor:
-    """Attention [C, B, H, K] of each cube to its chosen cubes, by FlexAttention.
+    """The output [C, B, H, K] of attention of each cube to its chosen cubes, by FlexAttention.
 
-    `placed_CBHK` are queries, keys and values by cube and by position in the cube; outputs at
+    `placed_CBHK` are queries, keys and values by cube and by position in the cube. Outputs at
     positions without a token are undefined.
     """
-    q, k, v = (x.flatten(0, 1).transpose(0, 1)[None] for x in placed_CBHK)  # it knows strides
+    q, k, v = (x.flatten(0, 1).transpose(0, 1)[None] for x in placed_CBHK)  # takes any strides
     for x in (q, k, v):  # heads and their width are the network's
         torch._dynamo.mark_static(x, 1)
         torch._dynamo.mark_static(x, 3)
@@ -59,7 +59,7 @@ def attend_in_blocks(
 
 
 def block_mask(chosen_HCJ: Tensor, cubes: Cubes) -> BlockMask:
-    """FlexAttention's block mask in which each cube attends to its cubes in `chosen_HCJ`."""
+    """FlexAttention's block mask: each cube attends to its cubes in `chosen_HCJ`."""
     heads, count, most = chosen_HCJ.shape
     seen_HCC = chosen_HCJ.new_zeros(heads, count, count, dtype=torch.int32)
     seen_HCC[:, :, :most] = chosen_HCJ
@@ -68,7 +68,7 @@ def block_mask(chosen_HCJ: Tensor, cubes: Cubes) -> BlockMask:
     def is_real(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:  # noqa: ARG001
         return cubes.real_S[key]
 
-    # Not `from_kv_blocks`, which makes the second list by sorting all pairs of cubes, as int64.
+    # Not `from_kv_blocks`, which computes `q_indices` by sorting all pairs of cubes, as int64.
     return BlockMask(
         seq_lengths=(count * CUBE_TOKENS, count * CUBE_TOKENS),
         kv_num_blocks=cubes.chosen_C.expand(1, heads, count).contiguous(),
@@ -85,9 +85,9 @@ def block_mask(chosen_HCJ: Tensor, cubes: Cubes) -> BlockMask:
 
 
 def seen_by(chosen_HCJ: Tensor, cubes: Cubes) -> tuple[Tensor, Tensor]:
-    """(number [H, C], indices [H, C, C]) of the cubes that attend to each cube.
+    """(number [H, C], indices [H, C, C]) of the cubes that attend to each cube, int32.
 
-    Each row of indices is sorted; entries beyond the number are undefined.
+    The indices of each cube are sorted; those beyond the number are undefined.
     """
     heads, count, most = chosen_HCJ.shape
     by_num_HC = chosen_HCJ.new_empty(heads, count, dtype=torch.int32)
@@ -96,12 +96,12 @@ def seen_by(chosen_HCJ: Tensor, cubes: Cubes) -> tuple[Tensor, Tensor]:
     seen_CJ = torch.arange(most, device=chosen_HCJ.device) < cubes.chosen_C[:, None]
     each = (x.split(cubes.heads_at_once) for x in (chosen_HCJ, by_num_HC, by_HCC))
     for some_HCJ, num_HC, some_by_HCC in zip(*each, strict=True):
-        # Of how many cubes up to this one each is seen, by which the last of them finds its place.
+        # upto[h, i, c]: how many cubes up to i attend to cube c. It is i's place in the list of c.
         upto_HCC = torch.zeros_like(some_by_HCC)
         upto_HCC.scatter_(2, some_HCJ, seen_CJ.int().expand_as(some_HCJ)).cumsum_(1)
         num_HC.copy_(upto_HCC[:, -1])
         place_HCJ = upto_HCC.gather(2, some_HCJ).long() - 1
-        # A cube that one does not see has not count cubes that see it: its last place is free.
+        # If i does not attend to c, the list of c is not full, so its last place is free for i.
         place_HCJ = torch.where(seen_CJ, place_HCJ, count - 1).add_(some_HCJ, alpha=count)
         value_HCJ = (cube_C1 * seen_CJ).int().expand_as(some_HCJ)
         some_by_HCC.flatten(1).scatter_(1, place_HCJ.flatten(1), value_HCJ.flatten(1))

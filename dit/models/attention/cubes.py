@@ -3,7 +3,7 @@
 Cubes at the border of a grid have fewer tokens; means are over real tokens.
 """
 
-# T packed tokens, C cubes of a pack, B places of a cube, S = C * B, H heads, K head width
+# T packed tokens, C cubes of a pack, B positions of a cube, S = C * B, H heads, K head width
 # F H W frames, rows, columns; X any width
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from dit.config.sparsity import CUBE, CUBE_TOKENS, attended_cubes
 from dit.pack_wire import to_device
 
 _PAIRS_AT_ONCE = 2**25
-"""Largest number of pairs of cubes whose scores are computed at once: 128 MiB of float32, 8 heads
-of 2,048 cubes."""
+"""Largest number of scores of pairs of cubes that are computed at once: 128 MiB in float32, which
+are 8 heads of 2,048 cubes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TakenRows:
-    """A gather of rows of a tensor; some rows of the result are zeros."""
+    """A gather of rows of a tensor, in which some rows of the result are zeros."""
 
-    index: Tensor  # int64; 0 where there is nothing
+    index: Tensor  # int64; 0 for rows of zeros
     empty: Tensor  # int64: the rows of the result that are zeros
 
     @classmethod
@@ -50,12 +50,12 @@ class Cubes:
     """The cubes of 4 x 4 x 4 tokens of all samples of a pack, in the order of samples."""
 
     counts: tuple[int, ...]  # cubes of each sample
-    chosen: tuple[int, ...]  # how many of them each attends to in full
-    of_places: TakenRows  # S rows of T: the token at each place of each cube
-    of_tokens: TakenRows  # T rows of S: the place of each token; padding has none
-    cube_of_tokens: TakenRows  # T rows of C: the cube of each token; padding has none
-    real_S: Tensor  # bool: whether there is a token at a place
-    tokens_C11: Tensor  # float32: real tokens of each cube
+    chosen: tuple[int, ...]  # for each sample, number of cubes that a cube attends to in full
+    of_places: TakenRows  # gathers S rows from T: the token at each position of each cube
+    of_tokens: TakenRows  # gathers T rows from S: the position of each token; padding has none
+    cube_of_tokens: TakenRows  # gathers T rows from C: the cube of each token; padding has none
+    real_S: Tensor  # bool: whether there is a token at a position
+    tokens_C11: Tensor  # float32: number of real tokens of each cube
     chosen_C: Tensor  # int32: `chosen` of the sample of each cube
     apart_CC: Tensor  # bool: whether two cubes are of different samples
 
@@ -69,10 +69,11 @@ class Cubes:
         share: Fraction,
         device: torch.device,
     ) -> Cubes:
-        """Cubes of samples with these `grids` (frames, rows, columns) and first tokens `starts`.
+        """The cubes of samples with these `grids` (frames, rows, columns).
 
-        `share` is the fraction of a sample's cubes to which each cube attends in full. `total` is
-        the number of rows of the pack; rows outside all samples are padding.
+        `starts` are the rows of their first tokens in the pack of `total` rows; rows outside all
+        samples are padding. `share` is the fraction of a sample's cubes to which each of its cubes
+        attends in full.
         """
         places = [_places(grid, start) for grid, start in zip(grids, starts, strict=False)]
         counts = tuple(len(one) for one in places)
@@ -97,7 +98,7 @@ class Cubes:
 
     @property
     def heads_at_once(self) -> int:
-        """Number of heads for which the scores of all pairs of cubes are computed at once."""
+        """Number of heads whose scores of all pairs of cubes are computed at once."""
         return max(1, _PAIRS_AT_ONCE // sum(self.counts) ** 2)
 
     @property
@@ -106,11 +107,11 @@ class Cubes:
         return self.chosen == self.counts
 
     def placed(self, x_THK: Tensor) -> Tensor:
-        """Tokens [T, H, K] rearranged by cube, [C, B, H, K], with zeros at empty positions."""
+        """The tokens `x_THK` rearranged by cube, [C, B, H, K], with zeros at empty positions."""
         return _taken(x_THK, self.of_places, self.of_tokens).unflatten(0, (-1, CUBE_TOKENS))
 
     def of_order(self, x_CBHK: Tensor) -> Tensor:
-        """Tokens [T, H, K] from [C, B, H, K], with zeros for padding: the inverse of `placed`."""
+        """The tokens [T, H, K] of `x_CBHK`, with zeros for padding: the inverse of `placed`."""
         return _taken(x_CBHK.flatten(0, 1), self.of_tokens, self.of_places)
 
     def with_means(self, x_THK: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,7 +124,7 @@ class Cubes:
 
 
 def _places(grid: tuple[int, int, int], start: int) -> Tensor:
-    """Index of the token at each position [cubes, B] of a sample's cubes; -1 if there is none."""
+    """The row of the token at each position [cubes, B] of a sample's cubes; -1 if it is empty."""
     whole = [-(-side // CUBE) * CUBE for side in grid]
     token_FHW = torch.full(whole, -1)
     frames, rows, columns = grid
@@ -139,9 +140,9 @@ def _taken(x: Tensor, there: TakenRows, back: TakenRows) -> Tensor:
 
 
 class _Take(torch.autograd.Function):
-    """Autograd function that gathers rows of [rows, H, K], each at most once.
+    """Autograd function that gathers rows of a tensor [rows, H, K], each at most once.
 
-    Therefore the backward pass is a gather, too.
+    Because no row is gathered twice, the backward pass is a gather, too (`back`).
     """
 
     @staticmethod
@@ -155,7 +156,10 @@ class _Take(torch.autograd.Function):
 
 
 class _PlacedWithMeans(torch.autograd.Function):
-    """Autograd function of `Cubes.with_means`; its backward pass adds both gradients of a token."""
+    """Autograd function of `Cubes.with_means`.
+
+    Its backward pass adds the gradients of a token and of its cube's mean.
+    """
 
     @staticmethod
     def forward(ctx: Any, x_THK: Tensor, cubes: Cubes) -> tuple[Tensor, Tensor]:

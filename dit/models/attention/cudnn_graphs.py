@@ -1,13 +1,13 @@
 """cuDNN's attention of a whole pack in one call, by graphs of nvidia-cudnn-frontend.
 
-1. GraphKey        the sizes and strides for which a graph is built, shared by many packs
-2. forward_graph   o = softmax(q kᵀ / √K) v inside each sequence, and the statistics of softmax
-   backward_graph  gradients of q, k and v
-3. cudnn_attention  runs both
+1. GraphKey         the sizes and strides for which a graph is built; many packs have the same
+2. forward_graph    o = softmax(q kᵀ / √K) v within each sequence, and the statistics of softmax
+   backward_graph   gradients of q, k and v
+3. cudnn_attention  attention as an autograd function that runs the two graphs
 
-A graph takes sequences of any length, laid end to end: the start of each in each tensor ("ragged
-offsets", in elements, not bytes) and its length are tensors of the call. So the graph contains only
-the largest number of sequences and the largest length, both rounded. Names as in:
+A graph takes concatenated sequences of any length: their starts ("ragged offsets", in elements, not
+bytes) and their lengths are tensors of the call. So the graph itself fixes only the largest number
+of sequences and the largest length, both rounded up. Names of operations and arguments are from:
 https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Attention.html
 """
 
@@ -30,28 +30,27 @@ _COUNTS, _LENGTHS, _TOKENS = 16, 512, 4096
 """Multiples to which a graph's number of sequences, longest sequence and tokens are rounded up (see
 `few_sizes`)."""
 _SHORTEST = 64
-"""Lower limit of a graph's longest sequence: cuDNN builds no graph for sequences of one token
-alone."""
+"""Smallest value of a graph's longest length: cuDNN builds no graph for sequences of one token."""
 _MOST_SPACE = 4
-"""Largest allowed workspace of the backward pass, in multiples of the bytes of q's gradient in
+"""Largest workspace that the backward pass may need, in multiples of the bytes of q's gradient in
 float32."""
 Strides = tuple[int, int]
-"""Strides of a tensor in elements: from a token to the next, and from a head to the next."""
+"""Strides of a tensor [T, H, K] in elements: (between tokens, between heads)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphKey:
-    """All that a cuDNN graph depends on: device, dtype, sizes and strides of its tensors."""
+    """What a cuDNN graph depends on: the GPU, and the dtype, sizes and strides of its tensors."""
 
     capability: tuple[int, int]  # of the GPU
     dtype: torch.dtype
     sequences: int
     longest: int
     longest_key: int
-    tokens: int  # the most queries of all sequences
+    tokens: int  # largest number of queries of all sequences together
     heads: int
-    width: int
-    wide: bool  # offsets are int64
+    width: int  # of a head
+    wide: bool  # whether offsets are int64
     q: Strides
     k: Strides
     v: Strides
@@ -59,7 +58,7 @@ class GraphKey:
 
     @property
     def packed(self) -> Strides:
-        """Strides of a contiguous [T, H, K]: the output, its gradient, and gradients of q and k."""
+        """Strides of the contiguous tensors: the output, its gradient, and gradients of q and k."""
         return self.heads * self.width, self.width
 
 
@@ -71,10 +70,11 @@ def few_sizes(size: int, multiple: int) -> int:
 
 
 def takes_much_space(offsets: Offsets, tokens: int, width: int) -> bool:
-    """Whether the backward pass would allocate more than 4 times the gradient of q in float32.
+    """Whether cuDNN's backward pass would need more than 4 times the memory of q's gradient.
 
-    For widths divisible by 16 that gradient has as many numbers as q. For others, such as 72, the
-    frontend allocates it as if each sequence were as long as the longest one.
+    cuDNN computes the gradient of q in float32. For head widths divisible by 16 it has as many
+    numbers as q. For other widths, such as 72, the frontend allocates it as if each sequence were
+    as long as the longest one.
     """
     count = few_sizes(len(offsets.cu) - 1, _COUNTS)
     longest = few_sizes(max(offsets.longest, _SHORTEST), _LENGTHS)
@@ -82,10 +82,11 @@ def takes_much_space(offsets: Offsets, tokens: int, width: int) -> bool:
 
 
 class _Tensors:
-    """The tensors of a graph by name; those of offsets and lengths are created once.
+    """The tensors of a graph by name.
 
-    Names are those of `_run`'s buffers: "q", ..., `("offsets", "q", X)` for a tensor with X numbers
-    per token, and `("lengths", "q")`; "q" and "k" stand for the rows of queries and of keys.
+    A name is that of a buffer of `_run`, such as "q"; `("offsets", rows, X)` for the offsets of
+    tensors with X numbers per token; or `("lengths", rows)`. `rows` is "q" for tensors with a row
+    per query, "k" with a row per key. Tensors of offsets and lengths are created at first use.
     """
 
     def __init__(self, key: GraphKey, handle: Any):
@@ -103,9 +104,9 @@ class _Tensors:
         self.made: dict[Any, Any] = {}
 
     def given(self, name: str, strides: Strides, *, rows: str = "q", width: int = 0) -> Any:
-        """Declares and returns the input `name`, [T, H, K], or [S, H, K] for `rows` "k".
+        """Declares and returns the input `name`, [T, H, K], or [S, H, K] if `rows` is "k".
 
-        With `width` it is float32, and K is `width`.
+        If `width` is not 0, the input is float32 and K is `width`.
         """
         dim, stride = self._layout(strides, rows, width or self.key.width)
         self.made[name] = self.graph.tensor(
@@ -120,9 +121,9 @@ class _Tensors:
     def result(
         self, name: str, tensor: Any, strides: Strides, *, rows: str = "q", width: int = 0
     ) -> None:
-        """Declares `tensor` as the output `name`, [T, H, K], or [S, H, K] for `rows` "k".
+        """Declares `tensor` as the output `name`, [T, H, K], or [S, H, K] if `rows` is "k".
 
-        With `width` it is float32, and K is `width`.
+        If `width` is not 0, the output is float32 and K is `width`.
         """
         dim, stride = self._layout(strides, rows, width or self.key.width)
         tensor.set_output(True).set_dim(dim).set_stride(stride)
@@ -131,7 +132,7 @@ class _Tensors:
         self.made[name] = tensor
 
     def options(self) -> dict[str, Any]:
-        """Arguments of the forward and backward operations: scale, and lengths of sequences."""
+        """Arguments of `sdpa` and `sdpa_backward`: the scale and the lengths of sequences."""
         lengths = {rows: self._numbers(("lengths", rows), self.key.sequences) for rows in "qk"}
         scale = self.key.width**-0.5
         return {
@@ -142,7 +143,10 @@ class _Tensors:
         }
 
     def _layout(self, strides: Strides, rows: str, width: int) -> tuple[list[int], list[int]]:
-        """(shape [N, H, longest, width], strides) for cuDNN; offsets replace the first stride."""
+        """(shape [N, H, longest, width], strides) of a tensor for cuDNN.
+
+        The stride between sequences is a placeholder: cuDNN uses the offsets.
+        """
         key = self.key
         longest = key.longest if rows == "q" else key.longest_key
         token, head = strides
@@ -164,7 +168,7 @@ class _Tensors:
 
 
 def forward_graph(key: GraphKey, handle: Any = None) -> _Tensors:
-    """The inputs and outputs of the forward graph for `key`, which cuDNN has yet to build."""
+    """The tensors of the forward graph for `key`; `graph.build` must be called before it runs."""
     tensors = _Tensors(key, handle)
     inputs = {
         "q": tensors.given("q", key.q),
@@ -178,7 +182,7 @@ def forward_graph(key: GraphKey, handle: Any = None) -> _Tensors:
 
 
 def backward_graph(key: GraphKey, handle: Any = None) -> _Tensors:
-    """The inputs and outputs of the backward graph for `key`, which cuDNN has yet to build."""
+    """The tensors of the backward graph for `key`; `graph.build` must be called before it runs."""
     tensors = _Tensors(key, handle)
     inputs = {
         "q": tensors.given("q", key.q),
@@ -199,7 +203,7 @@ def backward_graph(key: GraphKey, handle: Any = None) -> _Tensors:
 
 @cache
 def _built(key: GraphKey, device: torch.device, *, backward: bool) -> tuple[_Tensors, int]:
-    """(tensors of a graph that is ready to run, bytes of its workspace)."""
+    """(tensors of the built graph for `key`, bytes of its workspace)."""
     import cudnn  # type: ignore[import-not-found]
 
     handle = _handle(device)
@@ -209,7 +213,7 @@ def _built(key: GraphKey, device: torch.device, *, backward: bool) -> tuple[_Ten
 
 
 @cache
-def _handle(device: torch.device) -> Any:  # noqa: ARG001  # one each; it is the current one
+def _handle(device: torch.device) -> Any:  # noqa: ARG001  # the caller makes `device` current
     """The cuDNN handle of `device`.
 
     Raises:
@@ -221,8 +225,8 @@ def _handle(device: torch.device) -> Any:  # noqa: ARG001  # one each; it is the
         cudnn.backend_version()
     except RuntimeError as error:
         raise RuntimeError(
-            "nvidia-cudnn-frontend finds no cuDNN; CUDA builds of torch bring it"
-            " (nvidia-cudnn-cu12, nvidia-cudnn-cu13)"
+            "nvidia-cudnn-frontend finds no cuDNN library: install the package of your CUDA"
+            " version, nvidia-cudnn-cu12 or nvidia-cudnn-cu13 (CUDA builds of torch install it)"
         ) from error
     return cudnn.create_handle()
 
@@ -230,7 +234,7 @@ def _handle(device: torch.device) -> Any:  # noqa: ARG001  # one each; it is the
 def _run(key: GraphKey, buffers: Mapping[str, Tensor], offsets: Offsets, *, backward: bool) -> None:
     """Runs the forward or backward graph for `key` on the current stream.
 
-    `buffers` has inputs and outputs by name; outputs are written into them.
+    `buffers` maps names to the input and output tensors; it writes into the output tensors.
     """
     import cudnn  # type: ignore[import-not-found]
 
@@ -250,12 +254,12 @@ def _run(key: GraphKey, buffers: Mapping[str, Tensor], offsets: Offsets, *, back
 
 
 def _numbers(name: tuple[Any, ...], key: GraphKey, offsets: Offsets) -> Tensor:
-    """The offsets [N + 1] or lengths [N] that `name` stands for, computed once for each pack."""
+    """The offsets [N + 1] or lengths [N] of the name `name`, computed once for each pack."""
 
     def make() -> Tensor:
         kind, rows, *numbers = name
         cu = offsets.cu if rows == "q" else offsets.key_cu
-        cu = torch.cat((cu, cu[-1:].expand(key.sequences + 1 - len(cu))))  # those behind are empty
+        cu = torch.cat((cu, cu[-1:].expand(key.sequences + 1 - len(cu))))  # empty ones at the end
         if kind == "lengths":
             return cu.diff()
         return (cu.long() if key.wide else cu) * numbers[0]
@@ -287,7 +291,7 @@ def _key(
 
 
 def _readable(x_THK: Tensor) -> Tensor:
-    """`x_THK`, or a copy if cuDNN cannot read it: rows must be aligned and not overlap."""
+    """`x_THK`, or a contiguous copy if its rows overlap or are not aligned to 16 bytes."""
     token, head, number = x_THK.stride()
     whole = number == 1 and min(token, head) >= x_THK.shape[-1]
     aligned = token % 8 == head % 8 == 0 and x_THK.data_ptr() % 16 == 0
@@ -322,10 +326,10 @@ class _Attention(torch.autograd.Function):
 
 
 def cudnn_attention(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:
-    """Attention [T, H, K] to keys and values [S, H, K], sequence by sequence.
+    """The output [T, H, K] of attention to keys and values [S, H, K] within each sequence.
 
     Raises:
-        RuntimeError: the library of cuDNN is missing, or it has no kernel for these sizes.
+        RuntimeError: the cuDNN library is missing, or it has no kernel for these sizes.
     """
     out_THK = _Attention.apply(q_THK, k_SHK, v_SHK, offsets)
     assert isinstance(out_THK, Tensor)

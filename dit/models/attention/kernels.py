@@ -1,10 +1,9 @@
-"""The calls of each attention kernel, by its name in `model.attention_backend`.
+"""The attention function of each kernel that `model.attention_backend` can name (`ATTEND`).
 
-`attend_packed` is for kernels that take a whole pack in one call and cannot skip padding;
-`attend_by_runs` is torch's SDPA, with one call for adjacent samples of equal lengths.
-
+`attend_packed` is for kernels that take a whole pack in one call and cannot skip padding.
+`attend_by_runs` is torch's SDPA, called once for each group of adjacent samples of equal lengths.
 The kernels' packages are imported at the first call. `tests/unit/models/test_kernel_calls.py`
-compares the calls with the packages' parameters.
+compares our calls with the signatures of the packages' functions.
 """
 
 # T query tokens, S key tokens, H heads, K head width, X = H * K
@@ -32,7 +31,7 @@ def attend_by_runs(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) ->
     """Attention by torch's SDPA, with one batched call for adjacent samples of equal lengths.
 
     SDPA is the fastest kernel on a CPU. The loader places samples of equal lengths next to each
-    other, so nothing has to be gathered.
+    other, so a batch of them is a view of the pack.
     """
     runs: list[_Run] = spans.once(  # type: ignore[assignment]
         "runs", lambda: list(_runs(spans, len(k_SHK)))
@@ -54,12 +53,12 @@ def attend_by_runs(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) ->
 
 @dataclass(frozen=True, slots=True)
 class _Even:
-    """Rows of `count` samples of equal lengths at equal distances, as a strided view."""
+    """Rows of samples of equal lengths at equal distances, which a strided view can address."""
 
-    first: int
-    count: int
-    step: int
-    length: int
+    first: int  # first row of the first sample
+    count: int  # number of samples
+    step: int  # rows from the start of a sample to the start of the next
+    length: int  # rows of each sample
 
     @property
     def stop(self) -> int:
@@ -80,16 +79,19 @@ class _Run:
 
 
 def shapes_of_runs(spans: Spans) -> set[tuple[int, int, int]]:
-    """(samples, queries of each, keys of each) of every SDPA call of `attend_by_runs`."""
+    """(samples, queries of each, keys of each) of every SDPA call of `attend_by_runs`.
+
+    Equal calls are one element.
+    """
     runs = _runs(spans, spans.key_starts[-1] + spans.key_lengths[-1])
     return {(run.queries.count, run.queries.length, run.keys.length) for run in runs}
 
 
 def _runs(spans: Spans, keys: int) -> Iterator[_Run]:
-    """Runs of adjacent samples with equal lengths; every sample is in one of them.
+    """Divides all samples into runs: adjacent samples of equal lengths at equal distances.
 
-    Rows of a run are evenly spaced. If the last sample has less room than the others, it is left to
-    the next run. `keys` is the number of rows of keys.
+    A sample that is followed by less padding than the others of its run becomes the first of the
+    next run. `keys` is the number of rows of keys.
     """
     samples = list(
         zip(spans.starts, spans.lengths, spans.key_starts, spans.key_lengths, strict=True)
@@ -126,12 +128,12 @@ def attend_packed(
     kernel: Kernel,
     count_multiple: int = 1,
 ) -> Tensor:
-    """Attention by a `kernel` for sequences of any length that cannot skip padding.
+    """Attention by one call of `kernel`, which takes sequences of any length but needs every row.
 
     Padding forms separate sequences, because gathering the real tokens would cost more than the
-    attention of padding to itself. That is exact: no real token has padding among its keys, and
-    outputs of padding have no gradient. Empty sequences at the end make the number of sequences a
-    multiple of `count_multiple`.
+    attention of padding to itself. The outputs of real tokens stay exact: they never attend to
+    padding, and outputs of padding have no gradient. Empty sequences are appended until the number
+    of sequences is a multiple of `count_multiple`.
     """
     held: _Held = spans.once(  # type: ignore[assignment]
         f"held by {count_multiple}",
@@ -148,8 +150,8 @@ class _Held:
     """Arguments of a kernel for one pack, computed once for all layers."""
 
     offsets: Offsets
-    keys: slice  # no query asks those before, and for those behind none is left
-    zeros_T11: Tensor | None  # True on real queries without keys; None where there are none
+    keys: slice  # rows of the keys that belong to a sequence
+    zeros_T11: Tensor | None  # True at real queries without keys; None if there are no such queries
 
     @classmethod
     def of(cls, spans: Spans, *, keys: int, count_multiple: int) -> _Held:
@@ -170,7 +172,7 @@ class _Held:
 
 
 def filled_up(offsets: tuple[int, ...], multiple: int) -> tuple[int, ...]:
-    """`offsets` with empty sequences at the end, whose number is then a multiple of `multiple`."""
+    """`offsets` with empty sequences appended, so that `multiple` divides their number."""
     return offsets + offsets[-1:] * (-(len(offsets) - 1) % multiple)
 
 
@@ -183,11 +185,12 @@ def first_key(spans: Spans) -> int:
 
 
 def sequences(spans: Spans, *, keys: int) -> list[tuple[int, int]]:
-    """(queries, keys) of concatenated sequences that cover all queries and the keys up to `keys`.
+    """(number of queries, number of keys) of consecutive sequences that cover the whole pack.
 
-    Sequences are the samples, and the padding between samples, cut into pieces that are no longer
-    than the longest sample if possible. Queries of padding without keys are added to the sample
-    before. Keys at the end that outnumber the queries are left out.
+    A sequence is a sample, or a piece of the padding after it; pieces are no longer than the
+    longest sample if possible. Padding that has queries but no keys belongs to the sample before.
+    `keys` is the number of rows of keys; at the end of the pack, keys of padding beyond the number
+    of its queries are left out.
     """
     found: list[tuple[int, int]] = []
     longest = max(spans.lengths), max(spans.key_lengths)
@@ -203,17 +206,18 @@ def sequences(spans: Spans, *, keys: int) -> list[tuple[int, int]]:
     for queries, its_keys in found[1:]:
         if its_keys and joined[-1][1]:
             joined.append((queries, its_keys))
-        else:  # also of queries before the first key
+        else:  # also if queries come before the first key
             joined[-1] = (joined[-1][0] + queries, joined[-1][1] + its_keys)
     return joined
 
 
 def _padding(queries: int, keys: int, longest: tuple[int, int]) -> list[tuple[int, int]]:
-    """(queries, keys) of the sequences into which padding between two samples is cut.
+    """(number of queries, number of keys) of the pieces of the padding between two samples.
 
-    `longest` has the largest number of queries, and of keys, of any sample.
+    `queries` and `keys` are the rows of that padding; `longest` has the largest number of queries,
+    and of keys, of any sample.
     """
-    assert queries or not keys, "keys that no query asks belong behind all others"
+    assert queries or not keys, "keys without queries must be at the end of the pack"
     if not queries:
         return []
     wanted = max(-(-queries // longest[0]), -(-keys // longest[1]))
@@ -223,12 +227,12 @@ def _padding(queries: int, keys: int, longest: tuple[int, int]) -> list[tuple[in
 
 
 COUNT_MULTIPLE = 16
-"""Multiple to which the number of sequences is rounded up. From cuDNN 9.24 on, Transformer Engine
-builds a graph for each number of sequences (use_cu_seqlens_directly in its
+"""Multiple to which the number of sequences is rounded up for Transformer Engine, which builds a
+graph for each number of sequences from cuDNN 9.24 on (use_cu_seqlens_directly in its
 fused_attn_f16_arbitrary_seqlen.cu)."""
 _LENGTH_MULTIPLE = 512
-"""Multiple to which the longest length is rounded up: older cuDNN and sm_120 build a graph for
-each."""
+"""Multiple to which the longest length is rounded up for Transformer Engine, which builds a graph
+for each longest length with older cuDNN and on sm_120."""
 
 
 def flash_2_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:
@@ -246,10 +250,10 @@ def _torch_flash(
 ) -> Tensor:
     from torch.nn.attention import varlen
 
-    # Behind 2.13, `varlen_attn` takes cuDNN on Hopper and Blackwell, which `sdpa_kernel` does not
-    # change. The backward pass asks this function again, so that it must say the same for good.
+    # After torch 2.13, `varlen_attn` uses cuDNN on Hopper and Blackwell, whatever `sdpa_kernel`
+    # says. The backward pass asks `_should_use_cudnn` again, so the replacement must stay.
     varlen._should_use_cudnn = _never
-    if nn_attention.current_flash_attention_impl() != version:  # of the whole process
+    if nn_attention.current_flash_attention_impl() != version:  # a setting of the process
         if version is None:
             nn_attention.restore_flash_attention_impl()
         else:
@@ -265,7 +269,10 @@ def _never(device_index: int) -> bool:  # noqa: ARG001
 
 
 def flash_4_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:
-    """Attention by FlashAttention 4, called directly: torch expects two results and gets five."""
+    """Attention by FlashAttention 4, called without torch.
+
+    Torch expects two results of this kernel, but it returns five.
+    """
     from flash_attn.cute import flash_attn_varlen_func  # type: ignore[import-not-found]
 
     out = flash_attn_varlen_func(
@@ -299,7 +306,7 @@ def engine_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets)
 
 
 def few_lengths(longest: int) -> int:
-    """`longest` rounded up, so that many packs have the same limit of their longest sequence."""
+    """`longest` rounded up, so that many packs share one maximal sequence length."""
     return -(-longest // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
 
 
@@ -315,7 +322,7 @@ def dot_product(heads: int, width: int, **ring: Any) -> Any:
     """
     from transformer_engine.pytorch import DotProductAttention  # type: ignore[import-not-found]
 
-    # Rather an error than the plain form, which keeps T x T numbers.
+    # An error is better than the unfused form, which keeps T x T numbers.
     os.environ.setdefault("NVTE_UNFUSED_ATTN", "0")
     options = {"attention_dropout": 0.0, "qkv_format": "thd", "attn_mask_type": "padding"}
     return DotProductAttention(heads, width, **options, **ring)

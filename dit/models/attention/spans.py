@@ -1,4 +1,4 @@
-"""Spans of a pack: the tokens that each token attends to.
+"""Spans of a pack: which rows of queries and keys belong to each sample.
 
 All kernels are called as `attend(q_THK, k_SHK, v_SHK, spans) -> [T, H, K]`: a token attends to all
 real keys of its sample and to nothing else. Outputs of padding are finite, but undefined. Tests
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 class Spans:
     """The rows of each sample's real tokens among the queries and among the keys of a pack."""
 
-    starts: tuple[int, ...]  # first query of each sample
-    lengths: tuple[int, ...]  # real queries of each sample
-    key_starts: tuple[int, ...]
-    key_lengths: tuple[int, ...]
+    starts: tuple[int, ...]  # row of the first query of each sample
+    lengths: tuple[int, ...]  # number of real queries of each sample
+    key_starts: tuple[int, ...]  # row of the first key of each sample
+    key_lengths: tuple[int, ...]  # number of real keys of each sample
     total: int  # rows of the query tensor, padding included
     device: torch.device
     without_keys: tuple[tuple[int, int], ...] = ()
@@ -48,10 +48,10 @@ class Spans:
         total: int,
         device: torch.device,
     ) -> Spans:
-        """Spans of samples from the (first row, number of rows) of their queries and of their keys.
+        """Spans of samples; `queries` and `keys` have (first row, number of rows) of each sample.
 
-        Both lists must be sorted. Samples without queries or without keys are left out; queries
-        without keys are kept in `without_keys`.
+        Both sequences must be sorted by row. A sample without queries is left out. A sample with
+        queries but without keys is listed in `without_keys` instead.
         """
         pairs = list(zip(queries, keys, strict=True))
         both = [(*q, *k) for q, k in pairs if q[1] > 0 and k[1] > 0]
@@ -75,35 +75,35 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class MaskedCall:
-    """Attention with a mask, of some tokens of a sample that attend to different keys."""
+    """A call of attention with a mask, for some queries of a sample."""
 
-    rows: Tensor  # int64, of the queries
-    keys: Tensor  # int64, rows of all keys that one of them sees
-    sees: Tensor  # bool [queries, keys]
+    rows: Tensor  # int64, rows of the queries
+    keys: Tensor  # int64, rows of all keys that at least one of these queries attends to
+    sees: Tensor  # bool [queries, keys], whether a query attends to a key
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockCausal:
     """The calls of block-causal attention (see `block_causal.py`)."""
 
-    rows: Tensor  # int64, of the queries of pictures
-    keys: Tensor | None  # int64, rows of their keys; None: all, as they are
-    pictures: Spans  # of both
+    rows: Tensor  # int64, rows of the queries of pictures
+    keys: Tensor | None  # int64, rows of the keys of pictures; None: all keys of the pack, in order
+    pictures: Spans  # of the gathered queries and keys of pictures
     texts: tuple[MaskedCall, ...]
-    back: Tensor  # int64, place of each row among the outputs of all calls, or of zeros behind them
+    back: Tensor  # int64, index of each row in the outputs of all calls, followed by a row of zeros
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offsets:
-    """Offsets of concatenated sequences, to one of which each query and each key belongs.
+    """Offsets of concatenated sequences; each query and each key belongs to one sequence.
 
     Sequences at the end may be empty.
     """
 
-    cu: Tensor  # int32, first query of each sequence, and the number of queries
-    key_cu: Tensor
-    longest: int
-    longest_key: int
+    cu: Tensor  # int32 [sequences + 1], first query of each sequence, then the number of queries
+    key_cu: Tensor  # int32 [sequences + 1], the same for keys
+    longest: int  # queries of the longest sequence
+    longest_key: int  # keys of the longest sequence
     _made: dict[object, Tensor] = field(default_factory=dict)  # for all layers, at first use
 
     def once(self, name: object, make: Callable[[], Tensor]) -> Tensor:
@@ -117,13 +117,13 @@ Attend = Callable[[Tensor, Tensor, Tensor, Spans], Tensor]
 
 
 def attend_in_groups(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, size: int) -> Tensor:
-    """Attention [T, H, K] within each group of `size` adjacent rows."""
+    """The output [T, H, K] of attention within each group of `size` adjacent rows."""
     q, k, v = (x.unflatten(0, (-1, size)).transpose(1, 2) for x in (q_THK, k_THK, v_THK))
     return scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)
 
 
 def attend_one_by_one(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> Tensor:
-    """Attention [T, H, K] by its definition: a softmax over the keys of each sample, in a loop."""
+    """The output [T, H, K] of attention by its definition: a loop over samples, in float32."""
     out_THK = torch.zeros_like(q_THK)
     for start, length, key_start, key_length in zip(
         spans.starts, spans.lengths, spans.key_starts, spans.key_lengths, strict=True

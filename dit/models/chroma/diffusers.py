@@ -1,9 +1,6 @@
-"""Chroma in Diffusers: names of tensors, config.json, the pipeline, and how its network is run.
+"""Chroma in Diffusers, `ChromaTransformer2DModel`: tensor names, config.json, pipeline, calls."""
 
-Its class is `ChromaTransformer2DModel`.
-"""
-
-# D model width, H width of the approximator, A numbers that it is told, E text width
+# D model width, H width of the approximator, A its inputs, E text width
 # C numbers in a token
 
 from __future__ import annotations
@@ -75,7 +72,7 @@ def _rules(t: Any) -> list[Rule]:
     layers, most = t.approximator_layers, MOST_APPROXIMATOR_LAYERS
     return [
         *double_single_rules(t),
-        (layers <= most, f"approximator_layers={layers}, more than {most}"),
+        (layers <= most, f"approximator_layers={layers}, and at most {most} can be imported"),
     ]
 
 

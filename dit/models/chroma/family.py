@@ -52,12 +52,12 @@ class ChromaConfig(DoubleSingleConfig):
     """A named size (chroma) or `custom`."""
     family: str = "chroma"
     approximator_channels: int = bounded(64, most=2**20, least=None)
-    """Number of cosines and sines of timestep and vector index, from which the network of
-    modulations computes each vector."""
+    """Number of cosines and sines that the approximator (the network of all modulations) gets: a
+    quarter is of the timestep, a quarter of the guidance, half of the modulation vector's index."""
     approximator_hidden_size: int = bounded(5120, most=2**20)
-    """Hidden size of the network that computes all modulations."""
+    """Hidden size of the approximator, the network that computes all modulations."""
     approximator_layers: int = bounded(5, most=MOST_APPROXIMATOR_LAYERS)
-    """Number of layers of the network that computes all modulations."""
+    """Number of layers of the approximator, the network that computes all modulations."""
 
     def own_sizes(self) -> list[Rule]:
         channels = self.approximator_channels
@@ -65,13 +65,13 @@ class ChromaConfig(DoubleSingleConfig):
             *super().own_sizes(),
             (
                 channels >= 4 and channels % 4 == 0,
-                f"approximator_channels={channels} must be a multiple of 4: a quarter is of the"
-                " level, a quarter of the guidance, half of the row",
+                f"approximator_channels={channels} must be a positive multiple of 4: a quarter is"
+                " of the timestep, a quarter of the guidance, half of the vector's index",
             ),
             (
                 self.text_pad_to is None,
-                f"text_pad_to={self.text_pad_to}: Chroma attends to the one row of padding that"
-                " `data_prep --processor chroma` stores; set it to null",
+                f"text_pad_to={self.text_pad_to} must be null: Chroma attends to one token of"
+                " padding, which `data_prep --processor chroma` stores with each caption",
             ),
         ]
 
@@ -86,10 +86,10 @@ def _inputs(model: ChromaConfig) -> tuple[SampleInput, ...]:
 
 
 def chroma_stacks(model: ChromaConfig) -> tuple[StackSpec, ...]:
-    """The layers of both stacks.
+    """The specifications of the double-stream and single-stream layers.
 
-    Modulation vectors are ordered: single-stream layers, latents of double-stream layers, their
-    text.
+    The order of modulation vectors is: single-stream layers, latents of double-stream layers, text
+    of double-stream layers.
     """
     latents = 3 * model.num_single_layers
     return double_then_single(

@@ -1,7 +1,7 @@
 """Chroma: double-stream layers, then single-stream ones, over latents and text."""
 
-# M level rows, R rows of modulations, D model width
-# C numbers that the approximator is told of each row, H width inside of it, X = M * R rows
+# M timesteps, R modulation vectors, D model width
+# C inputs of the approximator for each vector, H its hidden size, X = M * R
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from dit.models.stacks.double_single_transformer import DoubleSingleTransformer
 from dit.models.stacks.joint_transformer import T_EMB
 from dit.models.stacks.stacked_transformer import Shapes
 
-_SCALE = 1000  # of the numbers of rows, before their sinusoid
+_SCALE = 1000  # the indices of vectors are multiplied by this before their sinusoid
 
 
 class ChromaNetwork(DoubleSingleTransformer):
     """Denoiser of Chroma: predicts the velocity of each noisy token of a pack.
 
     The arithmetic is that of Diffusers' `ChromaTransformer2DModel`. The first pipeline stage
-    computes the modulations of all layers, which are sent with the hidden states. In the published
-    network they are R = 344 vectors for each sample, which has 4,600 tokens or more.
+    computes the modulation vectors of all layers and sends them with the hidden states. In the
+    published network there are R = 344 vectors for each sample of 4,600 tokens or more.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ChromaNetwork(DoubleSingleTransformer):
             vp_stage,
             chroma_stacks(model),
             told=lambda config: Approximator(model, config),
-            # The last two rows.
+            # The last two vectors.
             modulate_out=lambda context: PrecomputedAdaLN(
                 context.config, first=model.modulation_rows - 2, gated=False
             ),
@@ -54,11 +54,11 @@ class ChromaNetwork(DoubleSingleTransformer):
 
 
 class ApproximatorBlock(nn.Module):
-    """A residual block: its input plus norm, linear, SiLU, linear of it."""
+    """A residual block of the approximator: x + linear(SiLU(linear(norm(x))))."""
 
     def __init__(self, width: int, config: TransformerConfig):
         super().__init__()
-        # Without eps, as in Diffusers: that of torch depends on the type.
+        # No eps is given, as in Diffusers: torch's default depends on the dtype.
         self.norm = nn.RMSNorm(width, dtype=config.params_dtype)
         sees_part_of_tokens(self.norm, config)
         self.linear_1 = Replicated(width, width, config=config, bias=True)
@@ -69,7 +69,7 @@ class ApproximatorBlock(nn.Module):
 
 
 class Approximator(nn.Module):
-    """Maps timesteps [M] to the modulation vectors of all layers, side by side [M, R D].
+    """Maps timesteps [M] to the modulation vectors of all layers, concatenated: [M, R * D].
 
     Each vector is computed from the timestep, a guidance scale that is always 0, and the vector's
     index. The arithmetic is that of Diffusers' `ChromaApproximator` and its embeddings.

@@ -1,7 +1,7 @@
 """Arrangements: permutations that turn Diffusers' tensors into ours and back.
 
-Every arrangement only moves numbers, so a round trip restores every bit. "Theirs" are Diffusers'
-tensors and their order, "ours" those of our network.
+An arrangement only moves numbers, so a round trip restores every bit. In names, "theirs" means
+Diffusers' tensors and their order of numbers, "ours" the tensors of our network.
 """
 
 # D model width, K head width, H heads; c t h w channel, frame, row, column of a token's features
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 
 class Arrangement(Protocol):
-    """Interface of an arrangement: exact inverse functions between our tensor and Diffusers'."""
+    """Interface of an arrangement: `join` maps Diffusers' tensors to ours, `split` inverts it."""
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:
         """Our tensor, computed from Diffusers' tensors `parts`."""
         ...
 
     def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:
-        """The `count` Diffusers tensors from which our tensor `whole` is computed."""
+        """The `count` tensors of Diffusers for our tensor `whole`: the inverse of `join`."""
         ...
 
     def their_shapes(
         self, shape: tuple[int, ...], model: ModelConfig, count: int
     ) -> list[tuple[int, ...]]:
-        """Shapes of the `count` Diffusers tensors, if our tensor has this `shape`."""
+        """Shapes of the `count` tensors of Diffusers for our tensor of this `shape`."""
         ...
 
     @property
@@ -49,11 +49,14 @@ class Arrangement(Protocol):
         ...
 
     def groups(self, model: ModelConfig) -> int:
-        """Number of groups of rows in our tensor, such as heads; each has rows of every part."""
+        """Number of groups of rows in our tensor, such as heads.
+
+        Each group has rows of every Diffusers tensor.
+        """
         ...
 
     def linears(self, rows: int, model: ModelConfig) -> list[int]:
-        """Numbers of rows of the linears that one Diffusers matrix with `rows` rows fuses."""
+        """Number of rows of each linear that a Diffusers matrix with `rows` rows fuses."""
         ...
 
 
@@ -95,14 +98,14 @@ SAME = Same()
 
 @dataclass(frozen=True, slots=True)
 class ByHead(Same):
-    """Queries, keys and values of one head after the other: matrices or their biases.
+    """Separate linears of queries, keys and values in Diffusers; one linear, head by head, in ours.
 
-    In each head every part has K rows, except the last, which has the remaining rows (the
-    feed-forward's in a single-stream layer). Diffusers' parts are [H * K, I], or biases [H * K];
-    ours is one tensor with all rows, ordered by head.
+    Diffusers' weights are [H * K, I] and its biases [H * K]; our tensor has all rows, first those
+    of the first head. The last Diffusers tensor may have more rows per head, such as the
+    feed-forward of a single-stream layer.
 
-    Parts in `rotated` have rotary pairs (2i, 2i + 1) in Diffusers and (i, i + K/2) in ours.
-    Permuting queries and keys alike does not change their products.
+    The tensors with indices in `rotated` have rotary pairs (2i, 2i + 1) in Diffusers and
+    (i, i + K/2) in ours. The same permutation of queries and keys leaves their products unchanged.
     """
 
     rotated: tuple[int, ...] = ()
@@ -135,17 +138,17 @@ class ByHead(Same):
         return model.num_attention_heads
 
     def widths(self, each_head: int, model: ModelConfig, count: int) -> list[int]:
-        """Number of rows of each of `count` parts in one head that has `each_head` rows."""
+        """Rows that each of `count` Diffusers tensors has in one head, of `each_head` in all."""
         width = model.hidden_size // model.num_attention_heads
         return [*(width,) * (count - 1), each_head - (count - 1) * width]
 
 
 @dataclass(frozen=True, slots=True)
 class ByOwnHead(ByHead):
-    """`ByHead` of linears whose heads, or their width, are not those of the latents' layers."""
+    """`ByHead` for layers with a number of heads, or a width, of their own (such as sound's)."""
 
-    heads: str = "num_attention_heads"  # what the configuration calls H and H * K
-    width: str = "sound_hidden_size"
+    heads: str = "num_attention_heads"  # field of the configuration with H
+    width: str = "sound_hidden_size"  # field with H * K
 
     def groups(self, model: Any) -> int:
         return getattr(model, self.heads)
@@ -157,15 +160,16 @@ class ByOwnHead(ByHead):
 
 @dataclass(frozen=True, slots=True)
 class ByKeyHead(ByHead):
-    """Queries, keys and values in groups, each of a key head with its query heads.
+    """`ByHead` for grouped-query attention: a group is a key head with its query heads.
 
-    Diffusers' are [H * K, I], [G * K, I] and [G * K, I] with G key heads; ours has the rows of all.
-    A fourth part is a gate of the output, with as many rows as queries.
+    Diffusers' queries, keys and values are [H * K, I], [G * K, I] and [G * K, I], with G key heads;
+    our tensor has all rows, group by group. A fourth Diffusers tensor is a gate of the output, with
+    as many rows as queries.
     """
 
-    heads: str = "num_attention_heads"  # what the configuration calls H, G and H * K
-    key_heads: str = "num_kv_heads"
-    width: str = "hidden_size"
+    heads: str = "num_attention_heads"  # field of the configuration with H
+    key_heads: str = "num_kv_heads"  # field with G
+    width: str = "hidden_size"  # field with H * K
 
     def groups(self, model: ModelConfig) -> int:
         return getattr(model, self.key_heads)
@@ -180,10 +184,10 @@ class ByKeyHead(ByHead):
 class GatesAndValues(ByHead):
     """First linear of a SwiGLU, [2 * F, I]: two linears in Diffusers, alternating rows in ours.
 
-    With alternating rows any number of tensor ranks can divide the matrix.
+    With alternating rows, each tensor rank gets the gates of its values.
     """
 
-    hidden: str = "ffn_hidden_size"  # what the configuration calls F
+    hidden: str = "ffn_hidden_size"  # field of the configuration with F
 
     def groups(self, model: ModelConfig) -> int:
         return getattr(model, self.hidden)
@@ -194,9 +198,9 @@ class GatesAndValues(ByHead):
 
 @dataclass(frozen=True, slots=True)
 class GatesThenValues(Same):
-    """First linear of a SwiGLU [2 * F, I], or its bias: Diffusers' has all gates, then all values.
+    """First linear of a SwiGLU, [2 * F, I], or its bias: one fused linear in Diffusers.
 
-    Ours has alternating rows, as `GatesAndValues`.
+    Diffusers' rows are all gates, then all values; ours alternate, as for `GatesAndValues`.
     """
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:  # noqa: ARG002
@@ -216,7 +220,7 @@ def _cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 def by_turns(x: Tensor) -> Tensor:
-    """`x` [2 * F, ...] with the rows of both halves alternating."""
+    """`x` [2 * F, ...] with alternating rows of its first and second half."""
     return x.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1)
 
 
@@ -227,10 +231,11 @@ def in_halves(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class FusedHeads(Same):
-    """First linear of a single-stream layer, [3 * D + 2 * F, I]: q, k, v, gates, hidden values.
+    """First linear of a single-stream layer, [3 * D + 2 * F, I]: q, k, v, and a SwiGLU.
 
-    Diffusers has all queries first, then all keys, and so on; ours is ordered head by head
-    (`ByHead`), with gates and values of a head alternating. Queries and keys have rotary pairs.
+    Diffusers has all queries first, then keys, values, gates and hidden values. Ours is ordered
+    head by head (`ByHead`), and the gates and hidden values of a head alternate. Queries and keys
+    are rotated, so their rotary pairs are reordered, too.
     """
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:
@@ -251,10 +256,10 @@ _BY_HEAD = ByHead(rotated=(0, 1))
 
 @dataclass(frozen=True, slots=True)
 class HeadColumns(Same):
-    """Output linear of a single-stream layer, [D, D + F], over attention and feed-forward.
+    """Output linear of a single-stream layer, [D, D + F], of attention and feed-forward.
 
-    In Diffusers its columns are those of attention, then those of the feed-forward; in ours each
-    head has its columns of both. The bias [D] is unchanged.
+    In Diffusers the columns of attention come first, then those of the feed-forward. In ours they
+    are ordered head by head: a head's columns of attention, then its columns of the feed-forward.
     """
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:
@@ -274,7 +279,10 @@ class HeadColumns(Same):
 
 @dataclass(frozen=True, slots=True)
 class RotaryPairs(Same):
-    """Norm of queries or keys with rotary pairs: [K] for each head, or [H * K] across heads."""
+    """Weight of a norm of rotated queries or keys: [K] for each head, or [H * K] across heads.
+
+    Rotary pairs are (2i, 2i + 1) in Diffusers and (i, i + K/2) in ours.
+    """
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:
         return to_halves(parts[0], model)
@@ -297,10 +305,10 @@ def to_pairs(x: Tensor, model: ModelConfig) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Features(Same):
-    """Linear whose inputs or outputs are a token's features: `theirs` is Diffusers' order of them.
+    """Linear whose outputs or inputs are the features of a token, in another order than ours.
 
-    Our order is (c, t, h, w). `axis` 0 permutes output features (weight [C, I] and bias [C]),
-    `axis` 1 input features ([O, C]).
+    `theirs` is Diffusers' order, such as "thwc"; ours is "cthw". `axis` 0 permutes output features
+    (weight [C, I] and bias [C]), `axis` 1 input features (weight [O, C]).
     """
 
     theirs: str
@@ -332,9 +340,9 @@ THWC = "thwc"
 
 @dataclass(frozen=True, slots=True)
 class Convolution(Same):
-    """Convolution over patches, [D, c, t, h, w] in Diffusers and a matrix [D, C] in ours."""
+    """Patch embedding: a convolution [D, c, t, h, w] in Diffusers, a linear [D, C] in ours."""
 
-    axes: int = 3  # 2 for pictures, without frames
+    axes: int = 3  # 2 for convolutions of pictures, [D, c, h, w]
 
     @property
     def of_bias(self) -> Arrangement:
@@ -358,7 +366,7 @@ class Convolution(Same):
 
 @dataclass(frozen=True, slots=True)
 class LeadingOne(Same):
-    """A table that is [1, rows, X] in Diffusers, for broadcasting, and [rows, X] in ours."""
+    """A table of shape [1, rows, X] in Diffusers and [rows, X] in ours."""
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:  # noqa: ARG002
         return parts[0][0]
@@ -377,10 +385,11 @@ class LeadingOne(Same):
 
 @dataclass(frozen=True, slots=True)
 class SwappedHalves(Same):
-    """Linear of the last norm, with outputs (scale, shift) in Diffusers and (shift, scale) in ours.
+    """Linear whose two halves of outputs or inputs are swapped between Diffusers and ours.
 
-    `axis` 0 is for its weight [2 * D, I] and bias [2 * D]. `axis` 1 is for a linear [O, 2 * W] with
-    inputs (sine, cosine) in Diffusers and (cosine, sine) in ours.
+    `axis` 0 swaps outputs: the modulation of the last norm, weight [2 * D, I] and bias [2 * D], is
+    (scale, shift) in Diffusers and (shift, scale) in ours. `axis` 1 swaps inputs: a linear of a
+    sinusoid, [O, I], has inputs (sine, cosine) in Diffusers and (cosine, sine) in ours.
     """
 
     axis: int = 0
@@ -398,9 +407,9 @@ class SwappedHalves(Same):
 
 @dataclass(frozen=True, slots=True)
 class ScaleFirst(Same):
-    """Modulation (scale, shift, gate) in Diffusers, (shift, scale, gate) in ours, twice in a layer.
+    """Modulation of a layer: (scale, shift, gate) twice in Diffusers, (shift, scale, gate) in ours.
 
-    A weight [6 * D, I], its bias [6 * D], or a table [6, D] of each layer.
+    The tensor is a weight [6 * D, I], its bias [6 * D], or a table [6, D] of each layer.
     """
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:  # noqa: ARG002

@@ -1,6 +1,9 @@
-"""Diffusers' counterparts of a family's networks: names, configuration, pipelines, arithmetic.
+"""Types that describe Diffusers' counterpart of a family's networks.
 
-`ConfigKeys` maps config.json of a class of Diffusers, key by key, to fields of our configuration.
+DiffusersForm  a class of Diffusers: tensor names, config.json, pipelines, and how it is called
+ConfigKeys     the keys of its config.json, and the fields of our `model` with the same meaning
+Pipeline       a pipeline that runs the class
+Companion      a second network of a pipeline, which ours may contain
 """
 
 # B samples, C latent channels, F H W frames, rows, columns, L text tokens
@@ -34,19 +37,16 @@ _NUMBERS: Mapping[Any, str] = {int: "a whole number", float: "a number"}
 
 
 class StrictKeys(BaseModel):
-    """Pydantic model of a config.json's keys, typed as in JSON.
+    """Base of Pydantic models of a JSON file: strict types, unknown keys are refused.
 
-    1.0 is no integer, 1 is no boolean, NaN is no number, and unknown keys are refused.
+    1.0 is not accepted as an integer, 1 as a boolean, or NaN as a number.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
 
 class OpenKeys(StrictKeys):
-    """Pydantic model of the keys of a Diffusers file, typed as in JSON.
-
-    Unknown keys are in `model_extra`.
-    """
+    """Base of Pydantic models of a JSON file: strict types, unknown keys are in `model_extra`."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -55,8 +55,8 @@ class OpenKeys(StrictKeys):
 class Key:
     """A key of Diffusers' config.json, and the field of our `model` with the same meaning.
 
-    `read` computes the field from all keys, `write` the key from our configuration; both are needed
-    only where key and field have different values. If `field` has several names, `read` returns a
+    `read` computes the field from all keys, `write` the key from our configuration. They are needed
+    only if key and field have different values. If `field` has several names, `read` returns a
     value for each. A key with neither `field` nor `write` is exported with Diffusers' default.
     """
 
@@ -69,8 +69,8 @@ class Key:
     read: Callable[[Any], Any] | None = None
     write: Callable[[Any], Any] | None = None
     write_trained: Callable[[Any, int | None], Any] | None = None
-    """Computes the key's value from (configuration, tokens of the longest pack in training), in
-    place of `write`."""
+    """Computes the key's value from (configuration, tokens of the longest pack in training, or None
+    without data), instead of `write`."""
     written: Callable[[Any], bool] = lambda _: True
     """Whether the export of a configuration contains the key."""
 
@@ -84,7 +84,10 @@ class Key:
         return dict(zip(self.field, value, strict=True))
 
     def value(self, model: ModelConfig, longest: int | None) -> Any:
-        """The value of the key in an export of `model`; `longest` as in `ConfigKeys.content`."""
+        """The value of the key in an export of `model`.
+
+        `longest` is the number of tokens of the longest pack in training; None without data.
+        """
         if self.write_trained is not None:
             return self.write_trained(model, longest)
         if self.write is not None:
@@ -98,14 +101,14 @@ def same(name: str, default: Any, **options: Any) -> Key:
 
 
 def never(_: Any) -> bool:
-    """Always False: `Key.written` of keys that an export leaves at Diffusers' default."""
+    """Always False: the value of `Key.written` for keys that exports omit."""
     return False
 
 
 def heads_of(width: int) -> Key:
-    """The key for a head's width, in classes whose `num_attention_heads` is the number of heads.
+    """The key `attention_head_dim`, the width of a head; `width` is Diffusers' default.
 
-    `width` is Diffusers' default.
+    Our field is `hidden_size`, the product with the key `num_attention_heads`.
     """
     return Key(
         "attention_head_dim",
@@ -123,47 +126,46 @@ VIDEO_PATCH = Key(
     read=lambda t: t.patch_size[:2],
     write=lambda m: (m.patch_temporal, m.patch_spatial, m.patch_spatial),
 )
-"""The key for the size of a patch, (frames, rows, columns); a family's rule is that rows =
-columns."""
+"""The key `patch_size` of video networks: (frames, rows, columns). The family's rules must check
+that rows and columns are equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnKey:
-    """A field of ours that Diffusers' config.json has no key for; exports add a private key."""
+    """A field of our `model` without a key in Diffusers' config.json; exports add a private key."""
 
     field: str
     type: Any
     published: Callable[[Any], Any] | None
-    """Computes the field from all keys of a config.json that we did not write. None: the file does
-    not determine it; the pipeline's class or the user sets it."""
+    """Computes the field from all keys of a config.json that is not an export of ours. None: the
+    file does not determine the field, so the pipeline's class or the user sets it."""
     read: Callable[[Any], Any] = lambda value: value
     default: Any = ...
-    """Value of the field for exports of ours that lack the private key; `...`: all exports have
-    it."""
+    """Value of the field for older exports of ours, which lack the private key; `...` if all
+    exports have the key."""
     may_be_told: bool = False
-    """Whether a user may set the field of published weights, too."""
+    """Whether a user may set the field for published weights even if `published` computes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigKeys:
-    """Conversion between the config.json of a Diffusers class and our `model`, both ways.
+    """Conversion between the config.json of a Diffusers class and our `model`, in both directions.
 
-    Methods return messages about settings that do not fit, and raise only what their `Raises`
-    lists.
+    A setting that does not fit is reported by `unsupported`, which returns messages.
     """
 
     keys: tuple[Key, ...]
     """Keys of config.json, in the order in which an export writes them."""
     kept: tuple[OwnKey, ...] = ()
     rules: Callable[[Any], list[Rule]] = lambda _: []
-    """Rules that a config.json must satisfy; each message names the feature that our network
+    """Rules that a config.json must satisfy; the message of each names the feature that our network
     lacks."""
 
     @cached_property
     def file(self) -> type[BaseModel]:
-        """A Pydantic model of config.json with Diffusers' defaults; it keeps unknown keys.
+        """The Pydantic model of config.json, with Diffusers' defaults.
 
-        They are in its `model_extra`.
+        Unknown keys of a file are in `model_extra`.
         """
         fields: Any = {
             key.name: (key.type or _type_of(key.default), key.default) for key in self.keys
@@ -172,25 +174,25 @@ class ConfigKeys:
 
     @cached_property
     def kept_file(self) -> type[BaseModel]:
-        """A Pydantic model of the private keys that an export adds to config.json."""
+        """The Pydantic model of the private keys that an export of ours adds to config.json."""
         fields: Any = {one.field: (one.type, one.default) for one in self.kept}
         return create_model("PrivateKeys", __base__=StrictKeys, **fields)
 
     def unsupported(self, t: Any) -> list[str]:
         """A message for each feature of the config.json `t` that our network lacks.
 
-        Unknown keys are not among them.
+        Unknown keys have no messages.
         """
         return [message for holds, message in self.rules(t) if not holds]
 
     def settings(self, t: Any, kept: Any, told: Mapping[str, Any]) -> dict[str, Any]:
-        """Fields of our `model`, by name, from a config.json `t` and the private keys of an export.
+        """Fields of our `model`, by name, from a config.json `t` and its private keys `kept`.
 
-        `kept` has the private keys; None if we did not write the file. Only in that case fields
-        that the user has set, `told`, count; they override those of published weights.
+        `kept` is None if the file is not an export of ours. Only then the fields that the user has
+        set, `told`, are used; they override the values of published weights.
 
         Raises:
-            ValueError: a field cannot have its value.
+            ValueError: a field does not accept its value.
         """
         if kept is None:
             usual = {one.field: one.published for one in self.kept}
@@ -203,27 +205,29 @@ class ConfigKeys:
         return found
 
     def content(self, model: ModelConfig, *, longest: int | None = None) -> dict[str, Any]:
-        """The config.json of the network of `model`, without private keys.
+        """The content of config.json for `model`, without private keys.
 
-        `longest` is the number of tokens of the longest pack in its training; None without data.
+        `longest` is the number of tokens of the longest pack in training; None without data.
         """
         return {key.name: key.value(model, longest) for key in self.keys if key.written(model)}
 
     @property
     def untold(self) -> tuple[str, ...]:
-        """Fields that are not determined by a config.json, if we did not write it."""
+        """Names of fields that a config.json determines only if it is an export of ours."""
         return tuple(one.field for one in self.kept if one.published is None)
 
     @property
     def tellable(self) -> tuple[str, ...]:
-        """Fields that a user may set if we did not write the config.json."""
+        """Names of fields that a user may set if the config.json is not an export of ours."""
         return tuple(one.field for one in self.kept if one.published is None or one.may_be_told)
 
     def told(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Fields of `tellable` that a user has set: those with a value other than None in `given`.
+        """The fields of `tellable` that a user has set, with values converted by `OwnKey.read`.
+
+        `given` maps names to the user's values; a field without a value, or with None, is not set.
 
         Raises:
-            ValueError: a field cannot have its value.
+            ValueError: a field does not accept its value.
         """
         reads = {one.field: one.read for one in self.kept if one.field in self.tellable}
         values = {key: given.get(key) for key in reads}
@@ -232,12 +236,12 @@ class ConfigKeys:
         }
 
     def private(self, model: ModelConfig) -> dict[str, Any]:
-        """The private keys that an export of `model` adds to config.json (see `kept_file`)."""
+        """The private keys that an export of `model` adds to config.json, with their values."""
         return {one.field: getattr(model, one.field) for one in self.kept}
 
 
 def _read(key: str, value: Any, read: Callable[[Any], Any]) -> Any:
-    """What `read` makes of the `value` that a user gives for the field `key`."""
+    """The `value` that a user gives for the field `key`, converted by `read`."""
     try:
         return read(value)
     except (TypeError, ValueError, OverflowError) as error:
@@ -257,37 +261,38 @@ def _type_of(default: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenTextProjection:
-    """A frozen linear over text states, whose outputs shards may store instead (Cosmos 2.5)."""
+    """A frozen linear of text states; shards may store its outputs instead of its inputs."""
 
     tensors: tuple[str, ...]
     """Diffusers' names of the projection's tensors; the first is its weight [outputs, inputs]."""
     is_part: Callable[[Any], bool]
     """Whether the network of a configuration contains the projection."""
     added: Callable[[Any, int], ModelConfig]
-    """Maps a configuration for projected texts, and the width before the projection, to the
-    configuration with the projection."""
+    """Maps (configuration for shards with projected text, width before the projection) to the
+    configuration of the network with the projection."""
     removed: Callable[[Any], ModelConfig]
-    """Maps a configuration with the projection to that for projected texts."""
+    """Maps a configuration with the projection to the one for shards with projected text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartBeside:
-    """A component that a pipeline needs and its published folder lacks, such as a text encoder."""
+    """A component, such as a text encoder, that a pipeline's published folder does not contain."""
 
     kind: str
     """Class of the component in Transformers."""
     model: str
-    """Hub name of the component that the published networks were trained with."""
+    """Hugging Face repository of the component with which the published networks were trained."""
     has_weights: bool
+    """Whether the component has weights, unlike a tokenizer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Companion:
-    """The second network of a pipeline, which a field makes part of ours (Anima's conditioner)."""
+    """The second network of a pipeline, which ours may contain (Anima's conditioner)."""
 
     folder: str
-    """Folder of the companion's weights, in a pipeline or beside a transformer alone; also the
-    prefix of its tensors in the name table."""
+    """Folder of the companion's weights, next to the transformer's folder; also the prefix of the
+    companion's tensors in the name table."""
     class_name: str
     module: str = DIFFUSERS
     """Python module of the companion's class."""
@@ -298,10 +303,10 @@ class Companion:
     instead: Any
     """Value of `field` with which shards hold the companion's outputs."""
     keys: ConfigKeys
-    """Keys of the companion's config.json, and the fields of our whole network that they set."""
+    """Keys of the companion's config.json, and the fields of our `model` that they set."""
     frozen: tuple[str, ...] = ()
-    """Patterns of the companion's tensors that our networks lack. A companion with such tensors is
-    not trained: exports do without it, because the folder that it was imported from has it."""
+    """Patterns of the companion's tensors that our network lacks. A companion with such tensors is
+    not trained, and exports omit it: it is unchanged in the folder from which it was imported."""
 
     def is_part(self, model: ModelConfig) -> bool:
         return getattr(model, self.field) == self.value
@@ -311,56 +316,56 @@ class Companion:
         return pair.theirs[0].startswith(f"{self.folder}.")
 
     def content(self, model: ModelConfig) -> dict[str, Any]:
-        """The companion's config.json, for our whole network `model`."""
+        """The content of the companion's config.json for our configuration `model`."""
         return {"_class_name": self.class_name, **self.keys.content(model)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SingleFile:
-    """The network's form in a file of its original project, alone or with other parts."""
+    """How to read the network from a single weights file of its original project.
+
+    The file may also contain other components, such as a VAE.
+    """
 
     renamed: Callable[[str], str | None]
-    """Maps the name of a tensor in the file to Diffusers' name; None for tensors of other parts."""
+    """Maps the name of a tensor in the file to Diffusers' name; None for tensors of other
+    components."""
     config: Callable[[Mapping[str, tuple[int, ...]]], dict[str, Any] | None]
-    """Maps shapes by Diffusers' names to the config.json; None if they are those of another
-    network."""
+    """Maps shapes of tensors, by Diffusers' names, to the content of config.json; None if they are
+    shapes of another network."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pipeline:
-    """A pipeline of Diffusers, and the inputs that it gives its networks."""
+    """A pipeline of Diffusers: what its class and files determine about its networks."""
 
     samples: str = "flow"
-    """Objective that the pipeline samples (`objective.name`)."""
+    """`objective.name` of the networks that the pipeline can sample from."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `model` that all networks of the pipeline have in common, and that config.json does
-    not contain."""
+    """Fields of `model` that are equal in all networks of the pipeline but not in config.json."""
     objective: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of `objective` that the pipeline's sampling loop determines, whatever its scheduler
-    says."""
+    """Keys of `objective` that the pipeline's sampling loop determines, with their values."""
     of_few_steps: Mapping[str, Any] = field(default_factory=dict)
     """Keys of `objective` for networks that model_index.json marks as distilled to few steps."""
     sampling: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _: {}
-    """Maps a scheduler_config.json to the sampler's keys of `objective` that the sampling loop
-    determines."""
+    """Maps the content of scheduler_config.json to values that replace those in `objective`."""
     scheduler: Callable[[Any], dict[str, Any]] = lambda _: {}
-    """Maps `objective` of a run to keys of scheduler_config.json that follow from it."""
+    """Maps `objective` of a run to the keys of scheduler_config.json that it determines."""
     rules: Callable[[Any], list[Rule]] = lambda _: []
-    """Rules that a network satisfies if the pipeline computes its inputs as training does; each
-    message names a difference."""
+    """Rules for `model` under which the pipeline computes the network's inputs as training does;
+    the message of each names the difference."""
     modular: bool = False
-    """Whether Diffusers opens and calls the pipeline as a modular one."""
+    """Whether the pipeline is one of Diffusers' modular pipelines (`ModularPipeline`)."""
     beside: Mapping[str, PartBeside] = field(default_factory=dict)
-    """Components loaded from another repository, by the name of the component."""
+    """Components that are loaded from another repository, by name."""
     module: str = DIFFUSERS
-    """Python module of the pipeline's class. If it is not Diffusers, the pipeline's folders may
-    contain code."""
+    """Python module of the pipeline's class. If it is not `diffusers`, the pipeline's folders may
+    contain Python code."""
 
     def fixed(self, scheduler: Mapping[str, Any]) -> dict[str, Any]:
-        """Keys of `objective` that the pipeline's sampling loop determines, with their values.
+        """The keys of `objective` that the sampling loop determines, with their values.
 
-        `scheduler` is the content of scheduler_config.json, from which `sampling` may compute a
-        value.
+        `sampling` may compute values from `scheduler`, the content of scheduler_config.json.
         """
         said = self.sampling(scheduler)
         return {key: said.get(key, value) for key, value in self.objective.items()}
@@ -372,25 +377,25 @@ class Pipeline:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackedSamples:
-    """A batch of B samples padded with zeros to one length, for networks that take no packs."""
+    """A batch of B samples, padded with zeros to equal lengths, for networks that take no packs."""
 
     latent_BCFHW: Tensor
     inputs: Mapping[str, Tensor]
     """Conditions by name: text states [B, L, E], or vectors [B, E]."""
     is_text_BL: Tensor | None
-    """Mask of the main text, False on padding; None if all captions have the same length."""
+    """Mask of the text `TEXT`, False on padding; None if all captions have the same length."""
     level_B: Tensor
     fps: float
     """Frame rate of the videos; NaN for pictures."""
 
 
 def _told(guidance: float | None) -> dict[str, float]:
-    """The guidance scale as an argument of Diffusers' network; empty without a scale."""
+    """The keyword argument `guidance` of `run_network`; empty if `guidance` is None."""
     return {} if guidance is None else {"guidance": guidance}
 
 
 def own_names(table: NameTable) -> dict[str, str]:
-    """Names of linears in Diffusers, each mapped to itself, for projects with the same names."""
+    """Maps the name of each linear in Diffusers to itself, for projects that use the same names."""
     modules = [
         name.removesuffix(".weight")
         for row in table.rows
@@ -403,15 +408,14 @@ def own_names(table: NameTable) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiffusersForm:
-    """What our code needs to know of Diffusers' counterpart of a family.
+    """Describes the class of Diffusers that has the arithmetic of a family's network.
 
-    Methods return messages about settings that do not fit, and raise only what their `Raises`
-    lists.
+    Settings that do not fit are returned as messages, not raised.
     """
 
     class_name: str
-    """Diffusers' class: the `_class_name` in config.json, which identifies the family of a
-    folder."""
+    """Name of Diffusers' class: `_class_name` in config.json, by which a folder's family is
+    found."""
     module: str = DIFFUSERS
     """Python module of Diffusers' class."""
     table: NameTable
@@ -419,52 +423,53 @@ class DiffusersForm:
     keys: ConfigKeys
     """Keys of config.json and the corresponding fields of our `model`."""
     inexpressible: Callable[[Any], list[str]] = lambda _: []
-    """Maps a configuration to a message for each feature of our network that Diffusers' class
+    """Maps a configuration to messages, one for each feature of our network that Diffusers' class
     lacks."""
     text_projection: FrozenTextProjection | None = None
     """Frozen projection of the text states; None if the family has none."""
     companion: Companion | None = None
-    """Second network of the pipeline that ours may contain; None if there is none."""
+    """Second network of the pipeline, which ours may contain; None if there is none."""
     ignored: tuple[str, ...] = ()
-    """Patterns (`fnmatch`) of stored tensors that Diffusers' class does not read."""
+    """Patterns (`fnmatch`) of tensors in published files that Diffusers' class does not read."""
     added: Mapping[str, str] = field(default_factory=dict)
-    """Maps patterns (`fnmatch`) of tensors that Diffusers' network lacks to the setting that adds
-    them to ours. Such tensors start at zero."""
+    """Maps patterns (`fnmatch`) of Diffusers' names to a setting: tensors that only our network has
+    if it is set. They start at zero."""
     beyond: Callable[[Any], str | None] = lambda _: None
-    """Maps a configuration to a message about tensors of its export that Diffusers' class ignores,
-    and about what reads them; None: there are none."""
+    """Maps a configuration to a message about tensors of its export that Diffusers' class ignores
+    and other programs read; None if there are none."""
     original_names: tuple[Mapping[str, str], ...] = ()
-    """Diffusers' names of linears by their names in each original project; `*` is the number of a
-    block. Several names with spaces between them are linears that the project fuses: each but the
-    last has as many outputs as inputs. `~`: shift and scale are exchanged, for a linear that is not
-    fused."""
+    """For each original project, maps its names of linears to Diffusers' names; `*` is the index of
+    a block. If the project fuses several linears, their names are separated by spaces, and each but
+    the last has as many outputs as inputs. `~` at the end of Diffusers' name: shift and scale are
+    swapped; such a linear must not be fused."""
     stored_names: Mapping[str, str] = field(default_factory=dict)
-    """Diffusers' names of linears, in the form of `original_names`, by their names in published
-    folders with other names."""
+    """Maps names of linears in published folders to Diffusers' names, if they differ; in the form
+    of `original_names`."""
     single_file: SingleFile | None = None
-    """The form of files of an original project; None: such files are not read."""
+    """How to read a single weights file of the original project; None: such files are not read."""
     comfyui_names: Callable[[Any], Mapping[str, str]] | None = None
-    """Maps a configuration to those `original_names` that ComfyUI uses; None: ComfyUI reads
-    Diffusers' names."""
+    """Maps a configuration to the element of `original_names` that ComfyUI uses; None: ComfyUI
+    reads Diffusers' names."""
     pipelines: Mapping[str, Pipeline]
     """Pipelines that run the family's networks, by class name."""
     refused_pipelines: Mapping[str, str] = field(default_factory=dict)
-    """Maps pipelines that have the same config.json and tensors, but compute something else, to the
-    feature that our network lacks."""
+    """Maps names of pipelines that cannot be imported, because they compute something else with the
+    same config.json and tensors, to the feature that our network lacks."""
     largest_latent: Callable[[Any], tuple[int, int, int]] = lambda _: (2**20, 2**20, 2**20)
     """Maps a configuration to the largest latent (frames, rows, columns) that Diffusers' network
-    takes; by default there is no limit."""
+    accepts; by default there is no limit."""
     call: Callable[[Any], str | None] = lambda _: None
-    """Maps a configuration to Python code for model cards that computes `made` from `state` [1, C,
-    F, H, W], `t`, `caption` [1, L, E] and `texts`; None: there is none."""
+    """Maps a configuration to a line of Python for model cards. The line calls Diffusers' `network`
+    and computes `made` from `state` [1, C, F, H, W], `t`, `caption` [1, L, E] and `texts`. None:
+    the card shows no call."""
     run_network: Callable[..., Tensor]
-    """Computes the output [C, F, H, W] from (Diffusers' network, `LatentSample`, timestep, our
-    configuration). The timestep is the one that our network gets. For a network with a guidance
-    embedding, the keyword `guidance` has the scale."""
+    """Computes the output [C, F, H, W] from (Diffusers' network, `LatentSample`, timestep of our
+    network, our configuration). For a network with a guidance embedding, the keyword `guidance` is
+    the scale."""
     run_stacked: Callable[..., Tensor] | None = None
     """Computes outputs [B, C, F, H, W] from (Diffusers' network, `StackedSamples`, our
-    configuration), to compare speeds. None: not supported. For a network with a guidance embedding,
-    the keyword `guidance` has the scale."""
+    configuration), to compare speeds; None: not supported. For a network with a guidance embedding,
+    the keyword `guidance` is the scale."""
 
     def run(
         self,
@@ -475,9 +480,10 @@ class DiffusersForm:
         *,
         guidance: float | None = None,
     ) -> Tensor:
-        """Output [C, F, H, W] of Diffusers' network for one sample.
+        """The output [C, F, H, W] of Diffusers' network for one sample.
 
-        The timestep `level` and the scale `guidance` (`objective.guidance`) are as for our network.
+        The timestep `level` and the scale `guidance` (`objective.guidance`) are those that our
+        network gets.
         """
         return self.run_network(network, sample, level, model, **_told(guidance))
 
@@ -489,7 +495,10 @@ class DiffusersForm:
         *,
         guidance: float | None = None,
     ) -> Tensor:
-        """Outputs [B, C, F, H, W] of Diffusers' network for a padded batch; needs `run_stacked`."""
+        """The outputs [B, C, F, H, W] of Diffusers' network for a padded batch.
+
+        `run_stacked` must not be None.
+        """
         assert self.run_stacked is not None
         return self.run_stacked(network, samples, model, **_told(guidance))
 
@@ -498,19 +507,19 @@ class DiffusersForm:
         return self.companion if self.companion and self.companion.is_part(model) else None
 
     def written_companion(self, model: ModelConfig) -> Companion | None:
-        """The companion, if exports of `model` have it, else None."""
+        """The companion, if exports of `model` contain it, else None."""
         second = self.companion_of(model)
         return None if second is None or second.frozen else second
 
     def is_written(self, pair: Pair, model: ModelConfig) -> bool:
-        """Whether exports of `model` have the tensors of `pair`."""
+        """Whether exports of `model` contain the tensors of `pair`."""
         second = self.companion_of(model)
         return second is None or not second.frozen or not second.has(pair)
 
     def filled_network(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> nn.Module:
-        """Diffusers' network for the config.json `config`, in float32 and in evaluation mode.
+        """Diffusers' network with the given `config` and `weights`, in float32 and evaluation mode.
 
-        `weights` are converted to float32.
+        `config` is the content of config.json.
 
         Raises:
             ImportError: Diffusers is not installed.
@@ -522,17 +531,26 @@ class DiffusersForm:
 
     @property
     def _class(self) -> Any:
-        """Diffusers' class; raises what `open_network` raises."""
+        """Diffusers' class.
+
+        Raises:
+            ImportError: Diffusers is not installed.
+            NotImplementedError: Diffusers has no such class.
+        """
         import diffusers
 
         if not hasattr(diffusers, self.class_name):
-            raise NotImplementedError(f"Diffusers {diffusers.__version__} has no {self.class_name}")
+            raise NotImplementedError(
+                f"the installed Diffusers {diffusers.__version__} has no class {self.class_name};"
+                " install a newer release (pip install --upgrade diffusers)"
+            )
         return getattr(diffusers, self.class_name)
 
     def open_network(self, folder: Path, second: Path | None = None) -> nn.Module:
-        """Diffusers' network of a folder, in float32.
+        """Diffusers' network from the weights in `folder`, in float32.
 
-        If `second` is the folder of the companion, the network has it as a child.
+        If `second`, the folder of the companion, is given, the companion is a child module of the
+        network.
 
         Raises:
             ImportError: Diffusers is not installed.

@@ -1,9 +1,8 @@
-"""The tensors of Diffusers' network for each of ours, and how they differ.
+"""The name table: for each of our tensors, the tensors of Diffusers with the same numbers.
 
-A family lists them once, as `Row`s of a `NameTable`. An import computes our tensors from
-Diffusers', an export Diffusers' from ours, and the registration with Megatron-Bridge derives its
-mappings from the table. `pairs_of` expands it for one network. Every `Arrangement` is a permutation
-of numbers, so a round trip restores every bit.
+A family lists its tensors once, as `Row`s of a `NameTable`; `pairs_of` expands the table for one
+network. Imports, exports and the mappings for Megatron-Bridge follow from it. Every `Arrangement`
+is a permutation of numbers, so a round trip restores every bit.
 """
 
 # D model width, K head width, H heads; c t h w channel, frame, row, column of a token's features
@@ -27,25 +26,25 @@ if TYPE_CHECKING:
 class TensorSplit(StrEnum):
     """How a tensor is divided among tensor ranks."""
 
-    REPLICATED = "replicated"  # each rank has all of it
-    COLUMN = "column"  # ranks share its outputs
-    ROW = "row"  # ranks share its inputs
+    REPLICATED = "replicated"  # each rank has the whole tensor
+    COLUMN = "column"  # each rank has some of a linear's outputs
+    ROW = "row"  # each rank has some of a linear's inputs
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """A line of the name table: one of our tensors and its tensors in Diffusers.
 
-    `*` stands for the number of a layer, from 0.
+    In names, `*` stands for the index of a layer, from 0.
     """
 
     ours: str
     theirs: tuple[str, ...]
     split: TensorSplit
-    shape: tuple[str, ...]  # of ours, in letters of the table's sizes
+    shape: tuple[str, ...]  # of our tensor, in letters of `NameTable.sizes`
     arrangement: Arrangement = SAME
-    exists: Callable[[Any], bool] = lambda _: True
-    offset: Callable[[Any], int] = lambda _: 0  # to the number of a layer, in Diffusers' name
+    exists: Callable[[Any], bool] = lambda _: True  # whether a configuration has the tensor
+    offset: Callable[[Any], int] = lambda _: 0  # added to the layer's index in Diffusers' names
 
 
 def linear_rows(
@@ -58,9 +57,10 @@ def linear_rows(
     arrangement: Arrangement = SAME,
     exists: Callable[[Any], bool] = lambda _: True,
 ) -> tuple[Row, Row]:
-    """The lines of the name table for weight and bias of a linear.
+    """The lines of the name table for the weight and the bias of a linear.
 
-    `outputs` and `inputs` are letters of the table's sizes.
+    `ours` and `theirs` are names of the linear; `outputs` and `inputs` are letters of
+    `NameTable.sizes`.
     """
     names = (theirs,) if isinstance(theirs, str) else theirs
     weights, biases = (tuple(f"{n}.{kind}" for n in names) for kind in ("weight", "bias"))
@@ -88,20 +88,20 @@ class NameTable:
     """Maps a configuration to the number of layers of each stack, by the prefix of its weights'
     names."""
     first: Callable[[Any], Mapping[str, int]] = lambda _: {}
-    """Maps a configuration to Diffusers' index of a stack's first layer, by the same prefix; 0 for
-    stacks that it lacks."""
+    """Maps a configuration to Diffusers' index of the first layer of each stack, by the same
+    prefix; 0 for stacks that are not in the mapping."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
     """One tensor of our network, and the tensors of Diffusers that hold the same numbers."""
 
-    ours: str  # as Megatron-Core stores it: the layers of one name together
-    layer: int | None  # which of them
-    layers: int  # how many there are
+    ours: str  # name in Megatron-Core's checkpoints, in which all layers of a stack are one tensor
+    layer: int | None  # index of the layer; None for tensors outside stacks
+    layers: int  # number of layers of the stack
     theirs: tuple[str, ...]
     split_over: TensorSplit
-    shape: tuple[int, ...]  # of ours
+    shape: tuple[int, ...]  # of our tensor, of one layer
     arrangement: Arrangement
     model: ModelConfig
 
@@ -113,18 +113,18 @@ class Pair:
 
     @property
     def linears(self) -> list[list[int]]:
-        """For each of Diffusers' tensors, the numbers of rows of the linears that it fuses.
+        """For each Diffusers tensor, the number of rows of each linear that it fuses.
 
-        A tensor that is a single linear has one number.
+        For a tensor that is a single linear, this is one number.
         """
         shapes = self.their_shapes.values()
         return [self.arrangement.linears(rows, self.model) for rows, *_ in shapes]
 
     @property
     def groups(self) -> int:
-        """Number of groups of rows in our tensor, such as heads, each with rows of all of `theirs`.
+        """Number of groups of rows in our tensor, such as heads; 1 if `theirs` is a single tensor.
 
-        It is 1 if Diffusers has a single tensor.
+        Each group has rows of every tensor in `theirs`.
         """
         return self.arrangement.groups(self.model) if len(self.theirs) > 1 else 1
 
@@ -138,9 +138,9 @@ class Pair:
 
 
 def pairs_of(table: NameTable, model: ModelConfig) -> list[Pair]:
-    """All pairs of `table` for the network of `model`; those of stacks come last, in their order.
+    """All pairs of `table` for the network of `model`, first of tensors outside stacks.
 
-    Each tensor of both networks is in exactly one pair.
+    Each tensor of our network, and of Diffusers', is in exactly one pair.
     """
     sizes, stacks = table.sizes(model), table.layers(model)
     rows = [row for row in table.rows if row.exists(model)]
@@ -166,7 +166,7 @@ def pairs_of(table: NameTable, model: ModelConfig) -> list[Pair]:
 
 
 def their_tensors(pairs: list[Pair], read: Callable[[Pair], Tensor]) -> dict[str, Tensor]:
-    """All tensors of Diffusers' network by name, computed from ours, which `read` returns."""
+    """All tensors of Diffusers' network by name; `read` returns our tensor of a pair."""
     return {
         name: tensor
         for pair in pairs

@@ -1,7 +1,7 @@
 """Anima's conditioner in Diffusers, `AnimaTextConditioner`: tensor names and config.json."""
 
-# D width inside, E width of the embeddings and of what is made, I width of the states that are read
-# F width of an MLP, V tokens with an embedding, K head width; all with a C for conditioner
+# D hidden size, E width of the embeddings and of the output, I width of the input states
+# F width of an MLP, V tokens with an embedding, K head width; each has a C (conditioner) before it
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ ORIGINAL_NAMES = {f"llm_adapter.{one}": f"{FOLDER}.{one}" for one in _EVERY}
 
 
 def sizes(model: DitConfig) -> dict[str, int]:
-    """Width for each letter in the shapes of `ROWS`."""
+    """The size for each name of a size in the shapes of `ROWS`, such as "CD"."""
     width = model.conditioner_size
     return {
         "CD": width,
@@ -80,17 +80,17 @@ def sizes(model: DitConfig) -> dict[str, int]:
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules for the conditioner's config.json `t`; a conditioner that breaks one cannot be ours."""
+    """Rules for `t`, the conditioner's config.json; if one is broken, it cannot be imported."""
     most = MOST_CONDITIONER_LAYERS
     return [
-        (t.use_self_attention, f"use_self_attention={t.use_self_attention}"),
-        (not t.use_layer_norm, f"use_layer_norm={t.use_layer_norm}"),
-        (t.num_layers <= most, f"num_layers={t.num_layers}, more than {most}"),
+        (t.use_self_attention, f"use_self_attention={t.use_self_attention}, but it must be true"),
+        (not t.use_layer_norm, f"use_layer_norm={t.use_layer_norm}, but it must be false"),
+        (t.num_layers <= most, f"num_layers={t.num_layers}, but at most {most} are possible"),
     ]
 
 
 def _text_widths(t: Any) -> tuple[int, int | None]:
-    """(width of the text states, width of the conditioner's output or None if it is equal)."""
+    """(width of the input states, width of the output or None if it is the same)."""
     return t.source_dim, None if t.target_dim == t.source_dim else t.target_dim
 
 
@@ -117,7 +117,7 @@ COMPANION = Companion(
             Key("target_vocab_size", "conditioner_vocabulary", 32128),
             Key("use_self_attention", default=True),
             Key("use_layer_norm", default=False),
-            # Rows of zeros behind a caption, as `text_pad_to` has them; a caption has one at least.
+            # Captions are padded with zeros to this number, as by `text_pad_to`; 1 pads none.
             Key(
                 "min_sequence_length",
                 "text_pad_to",

@@ -1,12 +1,12 @@
 """Anima's conditioner, which computes caption states from ids of a second tokenizer.
 
 It runs before all other layers. The arithmetic is that of Diffusers' `AnimaTextConditioner`. Every
-tensor rank has all rows, so with sequence parallelism each has the whole gradient of the weights,
-and none is summed over ranks.
+tensor rank computes all tokens, also with sequence parallelism. So each rank has the whole gradient
+of the conditioner's weights, and gradients are not summed over ranks.
 """
 
 # L tokens of T5, S states of the text encoder, Q rows of queries, H heads, K head width
-# D width inside, E width of the embeddings and of what is made, I width of the states
+# D hidden size, E width of the embeddings and of the output, I width of the states
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _EPS = 1e-6  # of every norm, in Diffusers
 
 @dataclass(frozen=True, slots=True)
 class CaptionRows:
-    """Places of each sample's rows in a pack, and rotary angles of each row."""
+    """The rows of each sample in a pack, and the rotary angles of each row."""
 
-    spans: Sequence[tuple[int, int]]  # first row and number of rows of each sample
-    angles: tuple[Tensor, Tensor]  # cosines and sines [L, K], by the place in the own sample
+    spans: Sequence[tuple[int, int]]  # (first row, number of rows) of each sample
+    angles: tuple[Tensor, Tensor]  # cosines and sines [L, K], by the index within the sample
 
 
 class Conditioner(nn.Module):
-    """Maps token ids [L] and text states [S, I] to text [L, E] for cross-attention.
+    """Maps token ids [L] and text states [S, I] to caption states [L, E] for cross-attention.
 
-    The tokens attend to each other and to the states.
+    The tokens of a sample attend to each other and to the sample's text states.
     """
 
     def __init__(self, model: DitConfig):
@@ -68,10 +68,10 @@ class Conditioner(nn.Module):
         state_starts: Sequence[int],
         token_starts: Sequence[int],
     ) -> Tensor:
-        """The text rows [L, E], one for each token.
+        """The caption states [L, E], one for each token.
 
-        `digits_L2` are token ids as digits (`dit.token_ids`); `state_starts` and `token_starts` are
-        the N + 1 offsets of the samples.
+        `digits_L2` are token ids as pairs of digits (`dit.token_ids`). `state_starts` and
+        `token_starts` are the N + 1 offsets of the samples among states and among tokens.
         """
         tokens, states = (self._placed(s, states_SI) for s in (token_starts, state_starts))
         made: Any = {"total": len(digits_L2), "device": states_SI.device}
@@ -91,7 +91,7 @@ class Conditioner(nn.Module):
 
 
 class ConditionerLayer(nn.Module):
-    """A layer of self-attention, attention to the states, and an MLP, each after an RMSNorm."""
+    """A layer of self-attention, cross-attention to states, and an MLP, each after an RMSNorm."""
 
     def __init__(
         self,
@@ -120,10 +120,10 @@ class ConditionerLayer(nn.Module):
         placed: tuple[CaptionRows, CaptionRows],
         spans: tuple[Spans, Spans],
     ) -> Tensor:
-        """The tokens [L, D] after the layer.
+        """The hidden states [L, D] after the layer.
 
-        `placed` are the rows of tokens and of states; `spans` are for attention to tokens, and to
-        states.
+        `placed` has the rows of tokens, then of states; `spans` are for self-attention, then for
+        cross-attention.
         """
         (tokens, states), (among, across) = placed, spans
         x_LD = self.norm_self(h_LD)
@@ -134,12 +134,12 @@ class ConditionerLayer(nn.Module):
 
 
 class PlacedAttention(nn.Module):
-    """Attention whose queries and keys are normalised and have rotary positions of their own."""
+    """Attention with normalised queries and keys, which have separate rotary positions."""
 
     def __init__(
         self, width: int, keys: int, *, heads: int, dtype: torch.dtype, backend: AttentionBackend
     ):
-        """`keys` is the width of the rows that make keys and values."""
+        """Creates the linears; `keys` is the width of the inputs of keys and values."""
         super().__init__()
         self.heads, self.backend = heads, backend
         self.linear_q = WholeLinear(width, width, bias=False, dtype=dtype)
@@ -152,9 +152,9 @@ class PlacedAttention(nn.Module):
     def forward(
         self, x_QD: Tensor, y_SI: Tensor, placed: tuple[CaptionRows, CaptionRows], spans: Spans
     ) -> Tensor:
-        """The output [Q, D] for `x_QD`, which attends to the rows `y_SI`.
+        """The output [Q, D] of attention of `x_QD` to `y_SI`.
 
-        `placed` has the positions of `x_QD`, then of `y_SI`.
+        `placed` has the rows of `x_QD`, then of `y_SI`.
         """
         of_queries, of_keys = placed
         q_QHK = rotate(self.norm_q(self._by_head(self.linear_q(x_QD))), *of_queries.angles)

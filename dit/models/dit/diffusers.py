@@ -1,6 +1,6 @@
 """The DiT in Diffusers, `CosmosTransformer3DModel`: tensor names, config.json, pipelines, calls."""
 
-# D model width, R rank of a modulation, F width of the MLP, E width of the text that layers see,
+# D model width, R rank of a modulation, F width of the MLP, E width of the text in the layers,
 # I width of the text in the shards, K head width, C numbers in a token of the latent (P with the
 # masks), frames rows columns: learnable positions; B samples, F H W sides of a latent
 
@@ -164,30 +164,34 @@ COSMOS1_NAMES = _names(
     mlp="blocks.block*.blocks.2.block",
     last="final_layer.adaLN_modulation",
 )
-"""Diffusers' names of linears by their names in Cosmos's code."""
+"""Diffusers' names of linears by their names in the code of Cosmos 1."""
 
 
 def _rules(t: Any) -> list[Rule]:
     return [
         (
             t.in_channels in (t.out_channels, t.out_channels + 1),
-            f"in_channels={t.in_channels} are not out_channels={t.out_channels}, alone or with a"
+            f"in_channels={t.in_channels} must be out_channels={t.out_channels}, or one more for a"
             " condition mask",
         ),
         (t.patch_size[1] == t.patch_size[2], f"patch_size={list(t.patch_size)} is not square"),
         (
             t.extra_pos_embed_type in (None, "learnable"),
-            f"extra_pos_embed_type={t.extra_pos_embed_type!r}",
+            f'extra_pos_embed_type={t.extra_pos_embed_type!r} must be null or "learnable"',
         ),
         (
             not t.use_crossattn_projection or t.encoder_hidden_states_channels == t.text_embed_dim,
-            f"encoder_hidden_states_channels={t.encoder_hidden_states_channels} is not"
+            f"encoder_hidden_states_channels={t.encoder_hidden_states_channels} must be equal to"
             f" text_embed_dim={t.text_embed_dim}",
         ),
-        (not t.img_context_dim_in, f"img_context_dim_in={t.img_context_dim_in}"),
+        (
+            not t.img_context_dim_in,
+            f"img_context_dim_in={t.img_context_dim_in}, but our network takes no image context",
+        ),
         (
             t.controlnet_block_every_n is None,
-            f"controlnet_block_every_n={t.controlnet_block_every_n}",
+            f"controlnet_block_every_n={t.controlnet_block_every_n}, but our network has no"
+            " ControlNet inputs",
         ),
     ]
 
@@ -197,18 +201,18 @@ def _of_projection(name: str, default: Any, write: Callable[[Any], Any]) -> Key:
 
 
 def _text_widths(t: Any) -> tuple[int, int | None]:
-    """(width of the text in shards, width after the projection or None without a projection)."""
+    """(width of the text in shards, width after the projection or None if there is none)."""
     if t.use_crossattn_projection:
         return t.crossattn_proj_in_channels, t.text_embed_dim
     return t.text_embed_dim, None
 
 
 def _largest(m: DitConfig, longest: int | None) -> tuple[int, ...]:
-    """Value of Diffusers' `max_size`: latent frames, rows and columns.
+    """The value of Diffusers' `max_size`: latent frames, rows and columns.
 
-    It is the size of learnable positions, if there are any, or if `longest` is None. Otherwise
-    every axis has room for `longest` tokens, the length of a pack: Diffusers looks rotary positions
-    up in a table with this many entries per axis, while our network computes them.
+    It is `model.max_size` if positions are learnable, or if `longest` is None. Otherwise each axis
+    has at least `longest` tokens, the length of the longest pack: Diffusers looks rotary positions
+    up in a table of this size, while our network computes them.
     """
     if m.learnable_positions or longest is None:
         return m.max_size
@@ -259,16 +263,16 @@ KEYS = ConfigKeys(
         Key("img_context_dim_out", default=2048, type=int | None, written=never),
     ),
     kept=(
-        # What the published weights attend to: the caption, and zeros up to this many tokens; those
-        # of 2.5 to the encoder's own states of padding, which the shards hold.
+        # The published weights attend to the caption and zeros up to this many tokens; those of 2.5
+        # to the encoder's states of padding instead, which the shards contain.
         OwnKey(
             "text_pad_to",
             PositiveInt | None,
             published=lambda t: None if t.use_crossattn_projection else 512,
         ),
         OwnKey("max_size", tuple[(PositiveInt,) * 3], published=lambda t: t.max_size),
-        # The pipelines that run networks with a text projection tell no frames per second. Exports
-        # without this key were of models with 24.
+        # Pipelines of networks with a text projection pass no frame rate to the network. Older
+        # exports, without this key, have 24.
         OwnKey(
             "base_fps",
             PositiveFloat | None,
@@ -293,7 +297,8 @@ def _inexpressible(model: DitConfig) -> list[str]:
     if fps in (_BASE_FPS, None):
         return []
     return [
-        f"model.base_fps={fps:g} cannot be exported: Diffusers' {CLASS} has {_BASE_FPS:g} built in"
+        f"model.base_fps={fps:g} cannot be exported: {_BASE_FPS:g} is fixed in Diffusers' {CLASS}."
+        f" Train with model.base_fps={_BASE_FPS:g} or null to export"
     ]
 
 
@@ -310,8 +315,8 @@ def _run_network(
         (text,) = conditioner(source_hidden_states=text[None], target_input_ids=ids_L[None])
     elif model.text_pad_to is not None:
         text = nn.functional.pad(text, (0, 0, 0, model.text_pad_to - len(text)))
-    # The mask is handed over as a channel of zeros: Diffusers would resize it with torchvision,
-    # which few environments have.
+    # The padding mask is passed as a channel of zeros: Diffusers would resize it with torchvision,
+    # which may not be installed.
     network.register_to_config(concat_padding_mask=False)  # type: ignore[attr-defined]
     latent_CFHW = sample.latent_CFHW
     given = _given_frames(sample, model)
@@ -331,19 +336,23 @@ def _run_network(
 
 
 def _run_stacked(network: nn.Module, samples: StackedSamples, model: DitConfig) -> Tensor:
-    """Outputs of Diffusers' network for a padded batch without given frames.
+    """The outputs [B, C, F, H, W] of Diffusers' network for a padded batch without given frames.
 
     Raises:
-        ValueError: the network has inputs that this function does not give.
+        ValueError: the network has inputs that this function does not supply.
     """
     from dit.batch import TEXT
 
     if model.trains_conditioner:
-        raise ValueError("model.text_conditioner=trained is not compared; use stored")
+        raise ValueError(
+            "model.text_conditioner=trained cannot be compared with Diffusers in padded batches;"
+            " set model.text_conditioner=stored"
+        )
     if model.concat_padding_mask or model.condition_mask or model.text_pad_to is not None:
         raise ValueError(
-            "model.concat_padding_mask, model.condition_mask and model.text_pad_to are not"
-            " compared; use false, false and null"
+            "networks with masks or padded captions cannot be compared with Diffusers in padded"
+            " batches; set model.concat_padding_mask=false, model.condition_mask=false and"
+            " model.text_pad_to=null"
         )
     (made_BCFHW,) = network(
         hidden_states=samples.latent_BCFHW,
@@ -381,7 +390,7 @@ FORM = DiffusersForm(
         ),
     ),
     original_names=(PREDICT2_NAMES, COSMOS1_NAMES),
-    # Learnable positions are Cosmos 1's, and of no published Predict2.
+    # Cosmos 1 has learnable positions; no published Predict2 has.
     comfyui_names=lambda model: COSMOS1_NAMES if model.learnable_positions else PREDICT2_NAMES,
     pipelines=PIPELINES,
     largest_latent=lambda model: model.max_size,

@@ -46,18 +46,18 @@ MOST_CONDITIONER_LAYERS = 64
 
 
 class ExtraPosition(StrEnum):
-    """Learnable positions that are added before every layer (Cosmos), or none."""
+    """Whether learnable positions are added before every layer (Cosmos 1)."""
 
     NONE = "none"
     LEARNABLE = "learnable"
 
 
 class TextConditioner(StrEnum):
-    """What makes the text states: the text encoder, or Anima's conditioner after the encoder."""
+    """Whether Anima's conditioner processes the text encoder's states, and where."""
 
-    NONE = "none"  # the text encoder of the size
-    STORED = "stored"  # shards hold what the conditioner makes
-    TRAINED = "trained"  # it is a part of the network, and shards hold what it reads
+    NONE = "none"  # no conditioner: shards hold the text encoder's states
+    STORED = "stored"  # before training: shards hold the conditioner's outputs
+    TRAINED = "trained"  # in the network: shards hold the conditioner's inputs
 
 
 _COSMOS = {
@@ -70,9 +70,9 @@ _COSMOS = {
     "concat_padding_mask": True,
 }
 
-# Cosmos-Predict2 has the layers of Cosmos 1 without learnable positions. Its networks of video take
-# given frames. Those of 2.5 project the states of all layers of their text encoder, whose padding
-# is not zero and lies in the shards; no pipeline tells them frames per second.
+# Cosmos-Predict2 has the layers of Cosmos 1 without learnable positions. Its video networks take
+# given frames. Predict2.5 projects the states of all layers of its text encoder. Their padding is
+# not zero, so shards contain it. No pipeline passes a frame rate to Predict2.5.
 _PREDICT2 = {**_COSMOS, "extra_pos_embed": ExtraPosition.NONE, "rope_scale": (1.0, 4.0, 4.0)}
 _PREDICT2_VIDEO = {**_PREDICT2, "condition_mask": True, "rope_scale": (1.0, 3.0, 3.0)}
 _PREDICT2_5 = {
@@ -113,7 +113,7 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
 DiT: arXiv:2212.09748, Table 1. Cosmos: TRANSFORMER_CONFIGS of Diffusers'
 scripts/convert_cosmos_to_diffusers.py ("Cosmos-1.0-Diffusion-7B-Text2World" and "-14B-",
 "Cosmos-2.0-Diffusion-2B-Text2Image", "-2B-Video2World" and so on, "Cosmos-2.5-Predict-Base-2B" and
-"-14B"); captions are filled up to 512 tokens by `max_sequence_length` of the pipelines. Anima:
+"-14B"); captions are padded to 512 tokens, the `max_sequence_length` of the pipelines. Anima:
 scripts/convert_anima_to_diffusers.py, with the network of "Cosmos-2.0-Diffusion-2B-Text2Image".
 """
 
@@ -135,10 +135,12 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 """Keys of `model` for the tiny network of each size (`Family.tiny`)."""
 
 PREDICT2_OBJECTIVE: Mapping[str, Any] = {"name": "flow", "timestep_scale": 1.0}
-"""Keys of `objective` that the pipelines of Cosmos-Predict2 and 2.5 determine. Predict2's state is
-data + sigma * noise. The network gets the state times c_in = 1 - t, with t = sigma / (1 + sigma),
-and the timestep t; the predicted data are (1 - t) * state - t * output. Both together are flow
-matching with output = noise - data."""
+"""Keys of `objective` that the pipelines of Cosmos-Predict2 and 2.5 determine.
+
+Predict2's state is data + sigma * noise. With t = sigma / (1 + sigma), the network gets the
+timestep t and (1 - t) * state, and the predicted data are (1 - t) * state - t * output. This is
+flow matching with output = noise - data.
+"""
 # How many latent frames were given in training: `min_num_conditional_frames` 1 and `max_` 2 of
 # Cosmos-Predict2's video2world, `conditional_frames_probs` {0: .5, 1: .25, 2: .25} of 2.5.
 _GIVEN = {"2_2b_video2world": (0, 1, 1), "2_14b_video2world": (0, 1, 1)}
@@ -171,13 +173,13 @@ class DitConfig(ModelConfig):
     text_pad_to: int | None = None
     """Number of tokens to which captions are padded with zeros (Cosmos: 512); null: no padding."""
     crossattn_proj_size: int | None = bounded(None, most=2**20)
-    """Width of the text after a projection, linear with bias and GELU (Cosmos 2.5); null: no
-    projection. With text_conditioner=trained, width of the conditioner's output; null: that of its
-    input states."""
+    """Width of the text after a projection, a linear with bias and GELU (Cosmos 2.5); null: no
+    projection. With text_conditioner=trained it is the width of the conditioner's output instead;
+    null: the width of its input states."""
     text_conditioner: TextConditioner = TextConditioner.NONE
-    """Anima's conditioner, a network for captions: stored (shards hold its outputs), trained
-    (shards hold its inputs, and it is a part of the network), or none (shards hold an encoder's
-    states)."""
+    """Anima's conditioner, a small network that processes captions: stored (shards hold its
+    outputs), trained (shards hold its inputs, and it is part of the network), or none (shards hold
+    the states of a text encoder)."""
     conditioner_layers: int = bounded(6, most=MOST_CONDITIONER_LAYERS)
     """Number of layers of a trained conditioner."""
     conditioner_size: int = bounded(1024, most=2**17)
@@ -201,8 +203,8 @@ class DitConfig(ModelConfig):
     concat_padding_mask: bool = False
     """Whether to append Cosmos's padding-mask channel (always zero) to the latent."""
     condition_mask: bool = False
-    """Whether samples may have given first frames, which an appended channel marks with 1 (Cosmos
-    video2world)."""
+    """Whether samples may have given first frames; an appended channel of the latent is 1 on given
+    frames (Cosmos video2world)."""
 
     def own_sizes(self) -> list[Rule]:
         return [
@@ -220,14 +222,15 @@ class DitConfig(ModelConfig):
             ),
             (
                 not self.condition_mask or self.patch_temporal == 1,
-                f"condition_mask=true gives whole latent frames, each of which has tokens of its"
-                f" own; change patch_temporal={self.patch_temporal} to 1",
+                f"condition_mask=true marks single latent frames as given, so a token must not"
+                f" cover several frames; change patch_temporal={self.patch_temporal} to 1",
             ),
             (
                 self.text_conditioner is not TextConditioner.STORED
                 or self.crossattn_proj_size is None,
                 f"text_conditioner={self.text_conditioner} and crossattn_proj_size="
-                f"{self.crossattn_proj_size} belong to different networks; leave one of them out",
+                f"{self.crossattn_proj_size} belong to different networks; set"
+                " crossattn_proj_size=null or text_conditioner=none",
             ),
             (
                 self.conditioner_size % (2 * self.conditioner_heads) == 0,
@@ -255,18 +258,21 @@ class DitConfig(ModelConfig):
 
     @property
     def text_width(self) -> int:
-        """Width of the text that the layers attend to."""
+        """Width of the text states to which the layers attend."""
         return self.crossattn_proj_size or self.crossattn_emb_size
 
     def text_in(self, batch: Any) -> Sequence[int]:
-        """Number of text rows of each sample; with a trained conditioner, one per token id."""
+        """Number of text states of each sample of `batch` to which the layers attend.
+
+        With a trained conditioner this is the number of token ids.
+        """
         if not self.trains_conditioner:
             return batch.text_rows
         return [stop - first for first, stop in pairwise(batch.text_offsets[TOKEN_IDS])]
 
     @property
     def mask_features(self) -> int:
-        """Number of features of a token that hold condition mask and padding mask."""
+        """Number of input features of a token that hold the condition mask and the padding mask."""
         return self.patch_volume * (self.condition_mask + self.concat_padding_mask)
 
     @property
@@ -286,9 +292,10 @@ def _positions(model: DitConfig) -> PositionRule:
 
 
 def _vae(model: DitConfig) -> str:
-    """Name of the VAE in `dit.codecs`: of Anima, Cosmos-Predict2.5, Predict2, or Cosmos 1.
+    """The name of the network's VAE in `dit.codecs`.
 
-    Our own DiTs use Cosmos 1's. Learnable positions tell Cosmos 1 from Predict2.
+    Predict2 differs from Cosmos 1 by having no learnable positions. DiTs that are no Cosmos size
+    use the VAE of Cosmos 1.
     """
     if model.conditions_text:
         return _text_encoder(model)
@@ -299,7 +306,7 @@ def _vae(model: DitConfig) -> str:
 
 
 _CONDITIONED = {TextConditioner.STORED: "anima", TextConditioner.TRAINED: "anima_states"}
-"""Name of the codec and text encoder that make Anima's shards, for each choice of conditioner."""
+"""Name in `dit.codecs` of Anima's VAE and text encoder, by `model.text_conditioner`."""
 
 
 def _text_encoder(model: DitConfig) -> str:
@@ -334,9 +341,10 @@ def _inputs(model: DitConfig) -> tuple[SampleInput, ...]:
 
 @dataclass(frozen=True)
 class LowRankModulation(FamilyModulation):
-    """Two linears D -> rank -> 3 D for each part of a layer, plus a shift that all layers share.
+    """Low-rank adaLN modulation of Cosmos (`adaln_lora_dim`).
 
-    Source: Cosmos (`adaln_lora_dim`).
+    Each part of a layer has two linears, D -> rank -> 3 D, whose output is added to a vector that
+    all layers share.
     """
 
     runs: ClassVar[str] = "dit.models.dit.model:LowRankAdaLN"
@@ -346,7 +354,7 @@ class LowRankModulation(FamilyModulation):
 def dit_stack(model: DitConfig) -> StackSpec:
     """The specification of the DiT's layers."""
     width = model.hidden_size
-    # eps as in Diffusers' attention, which differs from that of its other norms.
+    # eps as in Diffusers' attention; Diffusers' other norms have another value.
     attention = AttentionSpec(width=width, heads=model.num_attention_heads, eps=1e-5)
 
     def port(module: str, modulation: str) -> Port:

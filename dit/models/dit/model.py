@@ -1,8 +1,7 @@
-"""The DiT: one row of latents, cross-attention to text, low-rank adaLN (Cosmos)."""
-
-# T packed tokens, N samples, M level rows, C patch features, D model width, K head width
-# L text tokens, E text width, I that of the text in the shards where a projection comes between
-# A axes of a position, X = 3 * D numbers that are added to those of every modulation
+"""The DiT of Cosmos: self-attention of latents, cross-attention to text, low-rank adaLN."""
+# T packed tokens, N samples, M timesteps, C patch features, D model width, K head width
+# L text tokens, E text width, I width of the text in the shards if there is a text projection
+# A axes of a position, X = 3 * D numbers that are added to every modulation
 
 from __future__ import annotations
 
@@ -38,13 +37,14 @@ from dit.models.stacks.stacked_transformer import Blocks, Shapes
 from dit.token_ids import TOKEN_IDS
 
 _STATES = "states"
-"""Name of the text in a prepared pack that holds the states which the conditioner attends to."""
+"""Key in `texts` of a prepared pack: the text states to which the conditioner attends."""
 
 
 class DiT(CrossTransformer):
-    """Denoiser with cross-attention to text: predicts a raw output for each noisy token of a pack.
+    """Denoiser with cross-attention to text: maps each noisy token of a pack to an output.
 
-    The arithmetic is that of Diffusers' `CosmosTransformer3DModel`.
+    The objective defines the output: velocity, or raw output of EDM. The arithmetic is that of
+    Diffusers' `CosmosTransformer3DModel`.
     """
 
     token_blocks = ("position",)
@@ -79,10 +79,10 @@ class DiT(CrossTransformer):
             )
 
     def prepared(self, batch: PackedBatch) -> PackedBatch:
-        """A copy of `batch` whose main text is padded, as the layers read it.
+        """A copy of `batch` whose main text is padded to `model.text_pad_to` tokens.
 
         With a trained conditioner the main text becomes the token ids, because the conditioner
-        makes a row for each of them; the states become the text `_STATES`.
+        outputs a row for each id, and the text states move to the key `_STATES` of `texts`.
         """
         if self.model.trains_conditioner:
             states_SI, tokens_L2 = batch.text_LE, batch.texts[TOKEN_IDS]
@@ -96,7 +96,7 @@ class DiT(CrossTransformer):
         if model.extra_pos_embed is ExtraPosition.LEARNABLE:
             shapes["position"] = (self.hidden_rows(batch)["hidden"], width)
         if model.projects_text or model.trains_conditioner:
-            # Of packs that are not prepared, too: stages ask how much they receive before that.
+            # Also works for unprepared packs, from which stages compute the sizes they receive.
             made_of = TOKEN_IDS if model.trains_conditioner else TEXT
             shapes["text"] = (padded_rows(batch, model.text_pad_to, made_of), model.text_width)
         return shapes
@@ -122,7 +122,7 @@ class DiT(CrossTransformer):
         return blocks | {"hidden": self.patches(x_TC.to(self.config.params_dtype))}
 
     def _conditioned(self, batch: PackedBatch) -> Tensor:
-        """The conditioner's output for all captions [L, E], each padded to `text_pad_to` rows."""
+        """The conditioner's output [L, E] for all captions, each padded to `text_pad_to` rows."""
         assert self.conditioner is not None
         tokens, states = batch.text_offsets[TOKEN_IDS], batch.text_offsets[_STATES]
         states_SI = batch.texts[_STATES].to(self.config.params_dtype)
@@ -154,7 +154,7 @@ def _timestep(blocks: Blocks) -> TimestepConditioning:
 
 
 class LowRankAdaLN(AdaLNModule):
-    """Computes a modulation by two linears through a low rank, plus a shift for all layers."""
+    """Low-rank adaLN: a modulation by two linears, plus a vector that all layers share."""
 
     def __init__(
         self, context: BuildContext, width: int, spec: LowRankModulation, *, gated: bool = True
@@ -170,7 +170,7 @@ class LowRankAdaLN(AdaLNModule):
 
 
 class AddingPositions(RunningPart):
-    """Adds learnable positions to the tokens before every layer."""
+    """Returns the learnable positions, which the layer adds to its tokens."""
 
     def outputs(
         self,
@@ -182,7 +182,7 @@ class AddingPositions(RunningPart):
 
 
 class TextProjection(WholeLinear):
-    """Projects text states [L, I] to text [L, E] for the layers, with a GELU (Cosmos 2.5)."""
+    """Projects text states [L, I] to [L, E] by a linear and a GELU (Cosmos 2.5)."""
 
     def __init__(self, model: DitConfig):
         super().__init__(model.crossattn_emb_size, model.text_width, dtype=dtype(model))
@@ -192,7 +192,7 @@ class TextProjection(WholeLinear):
 
 
 class Rotary(RotaryTable):
-    """Rotary positions by frame, row and column, with an NTK scale for each axis (Cosmos)."""
+    """Rotary embedding of (frame, row, column), with an NTK scale for each axis (Cosmos)."""
 
     def __init__(self, model: DitConfig):
         widths = axis_widths(model.hidden_size // model.num_attention_heads)
@@ -201,7 +201,7 @@ class Rotary(RotaryTable):
 
 
 class LearnablePositions(nn.Module):
-    """Sum of three learned tables, scaled to a root mean square of 1 (Cosmos)."""
+    """Learnable positions of Cosmos: the sum of three tables, scaled to a root mean square of 1."""
 
     def __init__(self, model: DitConfig, config: TransformerConfig):
         super().__init__()
@@ -209,8 +209,8 @@ class LearnablePositions(nn.Module):
         width, spatial = model.hidden_size, model.patch_spatial
         self.base_fps = model.base_fps
 
-        # Of the model's own type: Megatron-Core's distributed optimizer mixes up the shards of a
-        # parameter group that holds two types.
+        # In the dtype of the model: Megatron-Core's distributed optimizer mixes up the shards of a
+        # parameter group with two dtypes.
         def table(size: int) -> nn.Parameter:
             return nn.Parameter(torch.zeros(size, width, dtype=config.params_dtype))
 
@@ -220,9 +220,10 @@ class LearnablePositions(nn.Module):
         sees_part_of_tokens(self, config)
 
     def forward(self, position_TA: Tensor, fps_T: Tensor) -> Tensor:
-        """The embedding [T, D], float32, of frame, row and column.
+        """The embedding [T, D], float32, of positions (frame, row, column).
 
-        `fps_T` undoes the time scale of the rotary positions, so that a frame's index is looked up.
+        Rotary positions scale the frame by base_fps / fps. Tables are indexed by unscaled frames,
+        so the frame is multiplied by `fps_T` / base_fps again.
         """
         frame_T = position_TA[:, 0]
         if self.base_fps is not None:

@@ -1,4 +1,4 @@
-"""Diffusers' pipelines that run the DiT, and the inputs that they give the network."""
+"""Diffusers' pipelines that run the DiT, and the inputs that they pass to the network."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def _pipeline(
     conditions_text: bool = False,
     sampling: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None,
 ) -> Pipeline:
-    """A pipeline that runs the DiT; the arguments say which inputs it gives the network.
+    """The description of a pipeline that runs the DiT, from the inputs that its network gets.
 
-    `fills_up_text` says that captions are padded with zeros, not by the encoder; `gives_frames`,
-    that there may be given frames; `tells_fps`, whether the network gets a frame rate (None: the
-    pipeline is for images); `conditions_text`, that captions pass Anima's conditioner. `sampling`
-    is that of `Pipeline`; by default EDM with the scheduler's options.
+    `fills_up_text`: captions are padded with zeros, not with the encoder's states of padding.
+    `gives_frames`: the first frames may be given. `tells_fps`: the network gets a frame rate (None:
+    the pipeline generates images). `conditions_text`: captions pass Anima's conditioner. `sampling`
+    is `Pipeline.sampling` of a flow-matching pipeline; None stands for a pipeline of EDM.
     """
     conditioner = TextConditioner.STORED if conditions_text else TextConditioner.NONE
 
@@ -38,27 +38,33 @@ def _pipeline(
         return [
             (
                 not fills_up_text or padded is not None,
-                f"model.text_pad_to=null, and {name} fills captions up with zeros",
+                f"model.text_pad_to=null, but {name} pads captions with zeros",
             ),
             (
                 fills_up_text or padded is None,
-                f"model.text_pad_to={padded}, and {name} fills captions up with states of its"
-                " encoder",
+                f"model.text_pad_to={padded}, but {name} pads captions with its encoder's states"
+                " of padding",
             ),
-            (gives_frames or not given, f"model.condition_mask=true, and {name} gives no frames"),
-            (not gives_frames or given, f"model.condition_mask=false, and {name} gives frames"),
+            (
+                gives_frames or not given,
+                f"model.condition_mask=true, but {name} passes no given frames to the network",
+            ),
+            (
+                not gives_frames or given,
+                f"model.condition_mask=false, but {name} passes given frames to the network",
+            ),
             (
                 tells_fps is not False or fps is None,
-                f"model.base_fps={fps}, and {name} tells no frames per second",
+                f"model.base_fps={fps}, but {name} passes no frame rate to the network",
             ),
             (
                 not tells_fps or fps is not None,
-                f"model.base_fps=null, and {name} tells frames per second",
+                f"model.base_fps=null, but {name} passes a frame rate to the network",
             ),
             (
                 conditions_text == model.conditions_text,
-                f"model.text_conditioner={model.text_conditioner}, and {name} has"
-                f" {'one' if conditions_text else 'none'}",
+                f"model.text_conditioner={model.text_conditioner}, but {name} has"
+                f" {'a' if conditions_text else 'no'} conditioner",
             ),
         ]
 
@@ -71,7 +77,7 @@ def _pipeline(
 
 
 def _levels_of_predict2(_: Mapping[str, Any]) -> dict[str, Any]:
-    """Sampling options that Predict2's pipelines use, whatever their scheduler's file says."""
+    """The noise levels that Predict2's pipelines use, whatever their scheduler_config.json says."""
     return {"sampling_levels": "karras_to_sigma_min", "sigma_min": 0.002, "sigma_max": 80.0}
 
 
@@ -83,9 +89,10 @@ def _levels_of_predict2_5(scheduler: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _levels_of_anima(scheduler: Mapping[str, Any]) -> dict[str, Any]:
-    """Sampling options of Anima: even steps from 1 to 1 / number of steps, shifted.
+    """Sampling options of Anima's pipeline: even steps with a shift.
 
-    If there is no scheduler's file beside the transformer, the published shift is used.
+    The shift is that of `scheduler`, the content of scheduler_config.json; without this file it is
+    the published one.
     """
     of_size = OBJECTIVES_OF_SIZES["anima"]
     return dict(of_size) | ({"flow_shift": scheduler.get("shift", 1.0)} if scheduler else {})

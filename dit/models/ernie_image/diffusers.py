@@ -1,7 +1,4 @@
-"""ERNIE-Image in Diffusers: names of tensors, config.json, pipelines, calls of its network.
-
-Its class is `ErnieImageTransformer2DModel`.
-"""
+"""ERNIE-Image in Diffusers, `ErnieImageTransformer2DModel`: tensor names, config.json, calls."""
 
 # D model width, K head width, Q queries, keys and values of a token, F width of the MLP
 # E text width, C numbers in a token
@@ -60,7 +57,7 @@ _TABLE = NameTable(
         *without_biases(
             linear_rows("text_embedder", "text_proj", "D", "E", exists=lambda m: m.projects_text)
         ),
-        # Theirs reads sines first.
+        # In Diffusers its inputs are sines, then cosines.
         *linear_rows(
             "told.linear_1", "time_embedding.linear_1", "D", "D", arrangement=SwappedHalves(axis=1)
         ),
@@ -80,15 +77,15 @@ _TABLE = NameTable(
     layers=lambda model: {"blocks": model.num_layers},
 )
 ERNIE_IMAGE_NAMES = own_names(_TABLE)
-"""Diffusers' names of linears by their names in ComfyUI and trainers, which are equal."""
+"""Diffusers' names of linears, mapped to themselves: ComfyUI and trainers use the same names."""
 
 
 def _rules(t: Any) -> list[Rule]:
     return [
         outputs_as_inputs(t),
-        (t.eps == EPS, f"eps={t.eps:g}, not {EPS:g}"),
-        (t.rope_theta == THETA, f"rope_theta={t.rope_theta:g}, not {THETA:g}"),
-        (t.qk_layernorm, "qk_layernorm=false"),
+        (t.eps == EPS, f"eps={t.eps:g} must be {EPS:g}"),
+        (t.rope_theta == THETA, f"rope_theta={t.rope_theta:g} must be {THETA:g}"),
+        (t.qk_layernorm, "qk_layernorm=false must be true"),
     ]
 
 

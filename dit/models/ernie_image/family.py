@@ -44,7 +44,7 @@ EPS = 1e-6
 THETA = 256.0
 """Base of the rotary frequencies for index in the text, row and column."""
 VECTORS: Mapping[str, int] = {"blocks": 6, "out": 2}
-"""Number of modulation vectors (scales, shifts, gates) that all layers share, and of the head's."""
+"""Number of modulation vectors (scales, shifts, gates) of all layers together, and of the head."""
 FIRST_OF_HEAD, ALL_VECTORS = accumulate(VECTORS.values())
 TITLE = "ERNIE-Image"
 
@@ -73,7 +73,7 @@ class ErnieImageConfig(ModelConfig):
     """A named size (ernie_image, ernie_image_turbo) or `custom`."""
     family: str = "ernie_image"
     num_layers: int = 36
-    """Number of layers, each over latents and text jointly."""
+    """Number of layers; each computes latents and text jointly."""
     hidden_size: int = 4096
     num_attention_heads: int = 32
     """Number of attention heads."""
@@ -105,8 +105,8 @@ class ErnieImageConfig(ModelConfig):
 class AttendTwisted(Attend):
     """Attention in which the two numbers of a rotary pair have different angles.
 
-    A `RotaryTable` with `twisted` makes these angles. No kernel computes both such a rotation and
-    the norm of queries and keys.
+    A `RotaryTable` with `twisted` computes the angles. There is no fused kernel for the norm of
+    queries and keys with this rotation.
     """
 
     @property
@@ -115,7 +115,7 @@ class AttendTwisted(Attend):
 
 
 def ernie_image_stack(model: ErnieImageConfig) -> StackSpec:
-    """The layers of the network, which share one set of modulation vectors (`VECTORS`)."""
+    """The specification of the layers, which share one set of modulation vectors (`VECTORS`)."""
     width, heads = model.hidden_size, model.num_attention_heads
     attention = AttentionSpec(width=width, heads=heads, eps=EPS)
     mlp = FeedForwardSpec(width=width, hidden=model.ffn_hidden_size, activation=Activation.GEGLU)
@@ -138,8 +138,8 @@ FAMILY = Family(
     parts={"modulations.out": "head", **JOINT_PARTS},
     diffusers=imported("dit.models.ernie_image.diffusers:FORM"),
     inputs=_inputs,
-    positions=grid_positions,  # the network adds the length of the caption to the first number
-    # As `ADALN_ZERO`.
+    positions=grid_positions,  # the network adds the length of the caption to the first axis
+    # Like `ADALN_ZERO`, with this family's names of weights.
     weights=WeightRules(zero=("modulations.*.weight", "proj_out.weight")),
     objective=ObjectiveConventions(
         settings=EVEN_STEPS,

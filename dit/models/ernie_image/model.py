@@ -1,6 +1,5 @@
-"""ERNIE-Image: sequential layers over latents and text in one row, which share one modulation."""
-
-# T packed tokens, M level rows, C patch features, D model width
+"""ERNIE-Image: layers over concatenated latents and text, which all share one modulation."""
+# T packed tokens, M timesteps, C patch features, D model width
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ class ErnieImageNetwork(TextFirstTransformer):
     """Denoiser of ERNIE-Image: predicts the velocity of each noisy token of a pack.
 
     The arithmetic is that of Diffusers' `ErnieImageTransformer2DModel`. The first pipeline stage
-    computes all modulation vectors, 8 for each sample, which are sent with the hidden states.
+    computes all modulation vectors, 8 per sample, and sends them with the hidden states.
     """
 
     def __init__(

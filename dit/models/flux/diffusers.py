@@ -1,9 +1,6 @@
-"""FLUX.1 in Diffusers: names of tensors, config.json, pipelines, and how its network is run.
+"""FLUX.1 in Diffusers, `FluxTransformer2DModel`: tensor names, config.json, pipelines, calls."""
 
-Its class is `FluxTransformer2DModel`.
-"""
-
-# D model width, F width of the MLP, W cosines and sines of a number that is told, E text width
+# D model width, F width of the MLP, W width of a sinusoidal embedding, E text width
 # P width of pooled text, K head width, C numbers in a token
 # T tokens, L text tokens, B samples; f h w frames, rows and columns in patches
 
@@ -84,7 +81,7 @@ XLABS_NAMES = {
     f"{_PROCESSOR}.qkv_lora2": f"{_DOUBLE}.add_q_proj {_DOUBLE}.add_k_proj {_DOUBLE}.add_v_proj",
     f"{_PROCESSOR}.proj_lora1": f"{_DOUBLE}.to_out.0",
     f"{_PROCESSOR}.proj_lora2": f"{_DOUBLE}.to_add_out",
-    # Without the first linear of the MLP, which FLUX's own linear1 has with them.
+    # Without the first linear of the MLP, which the original linear1 also fuses.
     "single_blocks.*.processor.qkv_lora": " ".join(f"{_SINGLE}.attn.to_{x}" for x in "qkv"),
     "single_blocks.*.processor.proj_lora": f"{_SINGLE}.proj_out",
 }
@@ -109,7 +106,7 @@ def _kontext_rules(model: FluxConfig) -> list[Rule]:
     shown = model.reference_latents > 0
     return [
         *patch_rules(model),
-        (shown, "model.reference_latents=0, and it feeds a reference picture"),
+        (shown, "model.reference_latents=0, but the pipeline passes a reference picture"),
     ]
 
 
@@ -134,9 +131,9 @@ def _run_stacked(
     model: FluxConfig,
     guidance: float | None = None,
 ) -> Tensor:
-    """Outputs of Diffusers' network for a padded batch without references.
+    """The outputs [B, C, F, H, W] of Diffusers' network for a padded batch without references.
 
-    The network has no mask, so it attends to the padding of shorter samples and captions.
+    The network has no attention mask, so it attends to the padding of shorter captions.
     """
     import torch
 
@@ -150,7 +147,7 @@ def _run_stacked(
         model,
         fps=samples.fps,
         pooled_projections=samples.inputs[POOLED],
-        timestep=level_B / 1000,  # it multiplies by 1000 itself
+        timestep=level_B / 1000,  # the network multiplies by 1000
         guidance=None if guidance is None else torch.full_like(level_B, guidance),
     )
 
@@ -172,7 +169,10 @@ made = made.flatten(4).flatten(2, 3)[:, :, None]"""
 
 
 def _call(model: FluxConfig) -> str | None:
-    """Code of a model card that calls Diffusers' network; None with references or videos."""
+    """Python code for a model card that calls Diffusers' network (`DiffusersForm.call`).
+
+    None for networks with references or of videos.
+    """
     if model.reference_latents or model.patch_temporal > 1:
         return None
     guidance = "torch.ones(1)" if model.guidance_embed else "None"

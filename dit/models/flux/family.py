@@ -49,7 +49,8 @@ _TINY = {
     "text_pad_to": TextPadding.STORED,
 }
 TINY: Mapping[str, Mapping[str, Any]] = {"flux1_schnell": _TINY, "flux1_kontext": _TINY}
-"""Keys of `model` for tiny networks (`Family.tiny`); kontext's stands for dev, too."""
+"""Keys of `model` for the tiny network of each size (`Family.tiny`). `flux1_dev` has no entry: its
+network is that of `flux1_kontext` without references."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,7 @@ def _inputs(model: FluxConfig) -> tuple[SampleInput, ...]:
     )
 
 
-# In the published pipelines of dev and Kontext the shift follows from the tokens.
+# In the published pipelines of dev and Kontext the shift depends on the number of tokens.
 _DISTILLED = {"guidance": GUIDANCE, "time_shift_type": "exponential"}
 
 FAMILY = Family(

@@ -1,6 +1,6 @@
 """FLUX.1: double-stream layers, then single-stream ones, over latents and text."""
 
-# M level rows, D model width, N samples, P width of the pooled text
+# M timesteps, D model width, N samples, P width of the pooled text
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""FLUX.2 in Diffusers: names of tensors, config.json, pipelines, and how its network is run.
+"""FLUX.2 in Diffusers, `Flux2Transformer2DModel`: tensor names, config.json, pipelines, calls."""
 
-Its class is `Flux2Transformer2DModel`.
-"""
-
-# D model width, F width of the MLP, W cosines and sines of a number that is told, E text width
+# D model width, F width of the MLP, W width of a sinusoidal embedding, E text width
 # C numbers in a token
 
 from __future__ import annotations
@@ -49,7 +46,7 @@ if TYPE_CHECKING:
 
 CLASS = "Flux2Transformer2DModel"
 PATCH = 1
-"""Side of a patch, in latent cells; the codec already moves patches of pixels to channels."""
+"""Side of a patch in latent pixels: 1, because the codec already moves patches to channels."""
 _COLUMN, _ROW = TensorSplit.COLUMN, TensorSplit.ROW
 _MLP, _SINGLE = ("linear_in", "linear_out"), "single_transformer_blocks.*.attn"
 
@@ -76,7 +73,7 @@ def _modulation_rows(name: str, theirs: str) -> tuple[Row, ...]:
 
 
 def _double_rows(ours: str, theirs: str) -> tuple[Row, ...]:
-    """Name-table rows of double-stream layers: for the latents, then for the text."""
+    """Lines of the name table for double-stream layers: first of the latents, then of the text."""
     rows: list[Row] = []
     for prefix, names, mlp in (("", LATENTS, "ff"), ("text_", TEXT, "ff_context")):
         first, second = (f"{ours}.{prefix}mlp.linear_fc{n}" for n in (1, 2))
@@ -90,7 +87,7 @@ def _double_rows(ours: str, theirs: str) -> tuple[Row, ...]:
 
 
 def _single_rows(ours: str) -> tuple[Row, ...]:
-    """Name-table rows of single-stream layers."""
+    """Lines of the name table for single-stream layers."""
     made: Any = {"split": _COLUMN, "arrangement": FusedHeads()}
     out: Any = {"split": _ROW, "arrangement": HeadColumns()}
     return (
@@ -141,7 +138,7 @@ _FIXED = {"timestep_guidance_channels": LEVEL_WAVES, "rope_theta": int(THETA), "
 
 def _rules(t: Any) -> list[Rule]:
     told = ((name, getattr(t, name), value) for name, value in _FIXED.items())
-    same = ((one == value, f"{name}={one:g}, not {value:g}") for name, one, value in told)
+    same = ((one == value, f"{name}={one:g} must be {value:g}") for name, one, value in told)
     return [*double_single_rules(t), *same]
 
 

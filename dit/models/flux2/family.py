@@ -36,8 +36,8 @@ from dit.models.layer_spec import (
 from dit.models.registry import imported
 
 VECTORS: Mapping[str, int] = {"latents": 6, "text": 6, "single": 3, "out": 2}
-"""Number of modulation vectors: of double-stream layers for latents and for text, of single-stream
-layers, of the head."""
+"""Number of modulation vectors of double-stream layers (for latents and for text), of single-stream
+layers, and of the head."""
 FIRST_OF_TEXT, FIRST_OF_SINGLE, FIRST_OF_HEAD, ALL_VECTORS = accumulate(VECTORS.values())
 THETA = 2000.0
 """Base of the rotary frequencies."""
@@ -61,8 +61,8 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
     },
 }
 """Fields of `model` by size name, from Diffusers' scripts/convert_flux2_to_diffusers.py."""
-OWN_MASK = "references that attend to themselves alone"
-"""What `Flux2KleinKVPipeline` needs and our network lacks."""
+OWN_MASK = "references that attend only to themselves"
+"""Feature of the network of `Flux2KleinKVPipeline` that our network lacks."""
 _TINY = {
     **TINY_DOUBLE_SINGLE,
     "hidden_size": 48,
@@ -118,7 +118,7 @@ def _inputs(model: Flux2Config) -> tuple[SampleInput, ...]:
 
 
 def flux2_stacks(model: Flux2Config) -> tuple[StackSpec, ...]:
-    """The layers of both stacks; all layers of a stack share their modulations."""
+    """The specifications of both stacks; all layers of a stack share their modulations."""
     return double_then_single(
         model,
         latents=SharedModulation(0),
@@ -130,7 +130,7 @@ def flux2_stacks(model: Flux2Config) -> tuple[StackSpec, ...]:
     )
 
 
-# Of training; samplers have the pipelines' own, by tokens and steps.
+# The shift in training. Samplers have that of the pipelines, by number of tokens and of steps.
 _BY_TOKENS = {"time_shift_type": "exponential"}
 _KLEIN = {"guidance": None, **_BY_TOKENS}
 
@@ -144,7 +144,7 @@ FAMILY = Family(
     inputs=_inputs,
     positions=time_offset_positions,
     weights=WeightRules(
-        zero=("modulations.*.weight", "proj_out.weight"),  # as `ADALN_ZERO`
+        zero=("modulations.*.weight", "proj_out.weight"),  # like `ADALN_ZERO`
     ),
     objective=ObjectiveConventions(
         settings={"name": "flow", "sampling_levels": "empirical"},

@@ -1,6 +1,5 @@
-"""FLUX.2: double-stream layers, then single-stream ones, and one modulation for each stack."""
-
-# M level rows, L text tokens
+"""FLUX.2: double-stream layers, then single-stream ones; layers of a stack share a modulation."""
+# M timesteps, L text tokens
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ class Flux2Network(DoubleSingleTransformer):
     """Denoiser of FLUX.2: predicts the velocity of each noisy token of a pack.
 
     The arithmetic is that of Diffusers' `Flux2Transformer2DModel`. The first pipeline stage
-    computes all modulations, 17 vectors for each sample, which are sent with the hidden states.
+    computes all modulations, 17 vectors per sample, and sends them with the hidden states.
     """
 
     theta = THETA

@@ -1,9 +1,6 @@
-"""FLUX.3 klein in Diffusers: names of tensors, config.json, pipelines, calls of its network.
+"""FLUX.3 klein in Diffusers, `Flux3Transformer2DModel`: tensor names, config.json, calls."""
 
-Its class is `Flux3Transformer2DModel`.
-"""
-
-# D model width, F width of the MLP, W cosines and sines of a number that is told, E text width
+# D model width, F width of the MLP, W width of a sinusoidal embedding, E text width
 # C numbers in a token
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
 
 CLASS = "Flux3Transformer2DModel"
 PATCH = 1
-"""Side of a patch, in latent cells; the codec already moves patches of pixels to channels."""
+"""Side of a patch in latent pixels: 1, because the codec already moves patches to channels."""
 _BLOCKS = {
     "text_blocks": "txt_mode_blocks",
     "image_blocks": "mode_blocks.image",
@@ -43,7 +40,7 @@ _TOLD, _TOLD_END = "timestep_embedder", "target_timestep_embedder"
 
 
 def _layer_rows(ours: str, theirs: str) -> tuple[Row, ...]:
-    """Name-table rows of the layers of one stack."""
+    """Lines of the name table for the layers of one stack."""
     inner: Any = {"split": TensorSplit.COLUMN, "arrangement": GatesThenValues()}
     out: Any = {"split": TensorSplit.ROW}
     return (
@@ -54,7 +51,7 @@ def _layer_rows(ours: str, theirs: str) -> tuple[Row, ...]:
 
 
 def _modulation_rows() -> list[Row]:
-    """Name-table rows of the linears that compute modulations, that of the head included."""
+    """Lines of the name table for the linears that compute modulations, also for the head's."""
     column: Any = {"split": TensorSplit.COLUMN}
     rows: list[Row] = []
     for kind, theirs in _MODULATIONS.items():
@@ -118,10 +115,10 @@ _FIXED = {"timestep_channels": LEVEL_WAVES, "rope_theta": 10_000, "eps": 1e-6}
 def _rules(t: Any) -> list[Rule]:
     told = ((name, getattr(t, name), value) for name, value in _FIXED.items())
     return [
-        *((one == value, f"{name}={one:g}, not {value:g}") for name, one, value in told),
+        *((one == value, f"{name}={one:g} must be {value:g}") for name, one, value in told),
         (
             t.cond_in_channels == t.in_channels,
-            f"cond_in_channels={t.cond_in_channels} with in_channels={t.in_channels}",
+            f"cond_in_channels={t.cond_in_channels} must be equal to in_channels={t.in_channels}",
         ),
     ]
 
@@ -154,13 +151,16 @@ _LEVELS: dict[str, Any] = {**EVEN_STEPS, "flow_shift": SHIFT}
 def _pipeline(*, flow_map: bool) -> Pipeline:
     def rules(model: Flux3Config) -> list[Rule]:
         told = f"model.flow_map={str(model.flow_map).lower()}"
-        what = "the level at the end of each step" if flow_map else "no end of a step"
+        what = "the timestep" if flow_map else "no timestep"
         return [
             *patch_rules(model, rows=PATCH),
-            (model.flow_map == flow_map, f"{told}, and it tells {what}"),
+            (
+                model.flow_map == flow_map,
+                f"{told}, but the pipeline passes {what} at the end of a step to the network",
+            ),
         ]
 
-    # Its folders hold no scheduler: it makes one of a constant shift.
+    # The pipeline's folders hold no scheduler: the pipeline creates one with a constant shift.
     return Pipeline(
         rules=rules,
         modular=True,
@@ -172,9 +172,9 @@ def _pipeline(*, flow_map: bool) -> Pipeline:
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: Flux3Config
 ) -> Tensor:
-    """Output of Diffusers' network for one sample at the timestep `level`.
+    """The output [C, F, H, W] of Diffusers' network for one sample at the timestep `level`.
 
-    The step ends where it begins, as in training.
+    A network with `flow_map` gets the same timestep as the end of the step, as in training.
     """
     import torch
 

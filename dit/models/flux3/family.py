@@ -46,11 +46,11 @@ from dit.models.layer_spec import (
 from dit.models.registry import imported
 
 EARLY, SINGLE, HEAD = 3, 3, 2
-"""Numbers of modulation vectors: shift, scale and gate of layers over one row of tokens, of layers
-over all, and shift and scale of the head."""
+"""Numbers of modulation vectors: 3 (shift, scale, gate) of the separate layers, 3 of the joint
+layers, and 2 (shift, scale) of the head."""
 ALL_VECTORS = EARLY + SINGLE + HEAD
 STACKS = ("text_blocks", "image_blocks", "reference_blocks")
-"""Names of the stacks over one kind of tokens, which precede the joint layers (`blocks`)."""
+"""Names of the separate stacks, which come before the joint layers (`blocks`)."""
 MOST_REFERENCES = 10
 LONGEST_TEXT = 8192
 SHIFT = 6.93
@@ -60,7 +60,7 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
     "flux3_klein_base": {},
     "flux3_klein": {"flow_map": True},
 }
-"""Fields of `model` by size name; the others are the defaults of Diffusers' class."""
+"""Fields of `model` by size name; all other fields have the defaults of Diffusers' class."""
 _TINY = {
     **TINY_DOUBLE_SINGLE,
     "num_single_layers": 2,
@@ -89,11 +89,10 @@ class Flux3Config(HasReferences, DoubleSingleConfig):
     """A named size (flux3_klein_base, flux3_klein) or `custom`."""
     family: str = "flux3"
     num_layers: int = 5
-    """Number of layers of each of three stacks: over text, over the picture, and over
-    references, each alone."""
+    """Number of layers of each of the three separate stacks: for text, for the picture, and for
+    references."""
     num_single_layers: int = bounded(28, most=2**14)
-    """Number of layers, after those over one kind of tokens, over text, picture and references
-    together."""
+    """Number of joint layers of text, picture and references, after the separate ones."""
     mlp_ratio: float = 3.0
     in_channels: int = 128
     patch_spatial: int = 1
@@ -105,8 +104,8 @@ class Flux3Config(HasReferences, DoubleSingleConfig):
     """How captions are padded: stored (shards hold the encoder's states of padding, which published
     weights attend to), or null (not at all)."""
     flow_map: bool = False
-    """Whether the network was distilled to few steps and also gets the timestep at the end of a
-    step; in training this is the sample's own timestep."""
+    """Whether the network was distilled to few steps and also gets the timestep at which a step
+    ends; in training this is the sample's own timestep."""
     reference_latents: OfInputs[int] = bounded(0, most=MOST_REFERENCES, least=0)
 
     def own_sizes(self) -> list[Rule]:
@@ -115,8 +114,8 @@ class Flux3Config(HasReferences, DoubleSingleConfig):
             *super().own_sizes(),
             (
                 first is None or first >= early,
-                f"route_from={first}: the first {early} layers of FLUX.3 see whole pictures; let"
-                f" the route begin at {early} or later",
+                f"route_from={first} must be {early} or more: the first {early} layers of this"
+                " network process text and pictures separately, and need all their tokens",
             ),
         ]
 
@@ -138,7 +137,10 @@ class Flux3Config(HasReferences, DoubleSingleConfig):
 
 
 def flux3_stacks(model: Flux3Config) -> tuple[StackSpec, ...]:
-    """The layers of all stacks; each token gets the modulations for its kind of tokens."""
+    """The specifications of all stacks.
+
+    Text, picture and references have different modulation vectors.
+    """
     parts = joint_layer_parts(model, activation=Activation.SWIGLU, bias=False)
 
     def layer(row: str, first: int = 0, view: View | None = None) -> LayerSpec:
@@ -160,7 +162,7 @@ def flux3_stacks(model: Flux3Config) -> tuple[StackSpec, ...]:
 
 @dataclass(frozen=True)
 class AttendBesideFeed(AttendAndFeed):
-    """Attention and feed-forward in parallel on the same tokens, with separate matrices."""
+    """Attention and feed-forward in parallel on the same tokens, with separate linears."""
 
     runs: ClassVar[str] = "dit.models.flux3.model:AttendingBesideFeeding"
 
@@ -189,7 +191,7 @@ FAMILY = Family(
     diffusers=imported("dit.models.flux3.diffusers:FORM"),
     inputs=_inputs,
     positions=half_step_positions,
-    weights=WeightRules(zero=("*modulation*.weight", "proj_out.weight")),  # as `ADALN_ZERO`
+    weights=WeightRules(zero=("*modulation*.weight", "proj_out.weight")),  # like `ADALN_ZERO`
     objective=ObjectiveConventions(
         settings=EVEN_STEPS, of_size={size: {"flow_shift": SHIFT} for size in MODEL_SIZES}
     ),

@@ -1,6 +1,6 @@
 """FLUX.3 klein: separate layers for text, picture and references, then joint layers."""
 
-# T packed tokens, C patch features, D model width, M level rows, N samples
+# T packed tokens, C patch features, D model width, M timesteps, N samples
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from dit.models.stacks.parts import LayerConditions, RunningPart
 from dit.models.stacks.stacked_transformer import Shapes
 
 KINDS = ("image", "reference", "text")
-"""Kinds of tokens, in the order of their N rows in `t_emb`, which has one per kind and sample."""
+"""Kinds of tokens. `t_emb` has N rows for the first kind, then N for the second, then the third."""
 _EACH = {"early": EARLY, "single": SINGLE}
 
 
 class Flux3Network(DoubleSingleTransformer):
     """Denoiser of FLUX.3 klein: predicts the velocity of each noisy token of a pack.
 
-    The arithmetic is that of Diffusers' `Flux3Transformer2DModel`. A sample has a timestep
-    embedding for each kind of tokens: its picture has its noise level, references and text have
-    level 0. Each kind has its own linears for modulations; the first pipeline stage computes all
-    modulations, which are sent with the hidden states. With `flow_map` all three embeddings also
-    depend on the timestep at the end of a step; in training, which has no steps, that is the
-    sample's own timestep.
+    The arithmetic is that of Diffusers' `Flux3Transformer2DModel`. A sample has three timestep
+    embeddings: of its noise level for its picture, and of level 0 for references and for text.
+    Picture, references and text have separate linears for modulations. The first pipeline stage
+    computes all modulations and sends them with the hidden states. With `flow_map` all three
+    embeddings also depend on the timestep at the end of a step; in training, which has no steps,
+    this is the sample's own timestep.
     """
 
     refines_references = references_meet = True
@@ -102,7 +102,7 @@ class Flux3Network(DoubleSingleTransformer):
             self.text_modulations(clean_ND),
         )
         width = ALL_VECTORS * self.config.hidden_size
-        # Nothing reads what the head makes of text and references.
+        # Zeros for the head's vectors of text and references, whose outputs are not used.
         return torch.cat([pad(row, (0, width - row.shape[1])) for row in rows])
 
     def condition_shapes(self, batch: PackedBatch) -> Shapes:
@@ -115,7 +115,7 @@ class Flux3Network(DoubleSingleTransformer):
 
 
 class AttendingBesideFeeding(RunningPart):
-    """Runs attention and feed-forward on the same tokens; their sum is added with one gate."""
+    """Runs attention and feed-forward on the same tokens and returns the sum of their outputs."""
 
     part: AttendBesideFeed
 

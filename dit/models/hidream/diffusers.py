@@ -1,10 +1,7 @@
-"""HiDream-I1 in Diffusers: names of tensors, config.json, pipelines, calls of its network.
+"""HiDream-I1 in Diffusers, `HiDreamImageTransformer2DModel`: tensor names, config.json, calls."""
 
-Its class is `HiDreamImageTransformer2DModel`.
-"""
-
-# D model width, P width of pooled text, E of T5, H of a hidden state of Llama
-# W cosines and sines of the level, C numbers in a token
+# D model width, P width of pooled text, E width of T5, H width of a hidden state of Llama
+# W width of the sinusoidal timestep embedding, C numbers in a token
 
 from __future__ import annotations
 
@@ -84,17 +81,18 @@ def _rules(t: Any) -> list[Rule]:
         outputs_as_inputs(t),
         (
             tuple(seen) == seen_states(layers, max(seen) + 1),
-            f"llama_layers={seen}; layer i of {layers} sees state i, or the last one",
+            f"llama_layers={seen}, but layer i of the {layers} layers must use hidden state i, or"
+            " the last one",
         ),
-        (t.num_routed_experts > 0, "num_routed_experts=0, whose layers have one feed-forward"),
+        (t.num_routed_experts > 0, "num_routed_experts=0 must be at least 1"),
         (
             t.num_routed_experts <= MOST_EXPERTS,
-            f"num_routed_experts={t.num_routed_experts}, more than {MOST_EXPERTS}",
+            f"num_routed_experts={t.num_routed_experts} must be at most {MOST_EXPERTS}",
         ),
         (
             sum(t.axes_dims_rope) == t.attention_head_dim,
-            f"axes_dims_rope={list(t.axes_dims_rope)}, which do not fill a head of"
-            f" {t.attention_head_dim}",
+            f"the sum of axes_dims_rope={list(t.axes_dims_rope)} must be"
+            f" attention_head_dim={t.attention_head_dim}",
         ),
     ]
 
@@ -102,7 +100,7 @@ def _rules(t: Any) -> list[Rule]:
 def _states(t: Any) -> int:
     """Number of Llama's hidden states in shards, from a config.json `t`.
 
-    Shards may hold more states than layers use; then our own key `llama_states` has the number.
+    Shards may hold more states than the layers use; then the private key `llama_states` counts.
     """
     seen = max(t.llama_layers) + 1
     return seen if seen < len(t.llama_layers) else max(seen, t.kept.llama_states)
@@ -137,7 +135,7 @@ KEYS = ConfigKeys(
             read=_states,
             write=lambda m: seen_states(m.all_layers, m.llama_states),
         ),
-        # Whether experts have no gradients, of which Diffusers' own networks in training have some.
+        # Whether experts run without gradients even in training mode.
         Key("force_inference_output", default=False),
     ),
     kept=(
@@ -152,21 +150,27 @@ KEYS = ConfigKeys(
 def _inexpressible(model: HiDreamConfig) -> list[str]:
     if model.mlp_ratio == MLP_RATIO:
         return []
-    return [f"model.mlp_ratio={model.mlp_ratio:g}, not {MLP_RATIO:g}"]
+    return [
+        f"model.mlp_ratio={model.mlp_ratio:g} cannot be exported: {MLP_RATIO:g} is fixed in"
+        f" Diffusers' {CLASS}. Train with model.mlp_ratio={MLP_RATIO:g} to export"
+    ]
 
 
 def layer_states(text_LX: Tensor, model: HiDreamConfig) -> Tensor:
-    """Hidden states [L, X] of Llama in the form of Diffusers' network, [states, 1, L, H]."""
+    """Llama's concatenated hidden states [L, X] as Diffusers' network takes them.
+
+    The result is [states, 1, L, H].
+    """
     return text_LX.unflatten(1, (-1, model.llama_size)).transpose(0, 1)[:, None]
 
 
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: HiDreamConfig
 ) -> Tensor:
-    """Output of Diffusers' network for one sample, with the sign that its pipeline gives it.
+    """The output [C, 1, H, W] of Diffusers' network for one sample, negated as by its pipeline.
 
-    In training mode, the only one in which experts have gradients, the network outputs rows of
-    tokens, [1, C, T, p * p], which are put back into the picture's form.
+    In training mode, which is needed for gradients of experts, the network returns tokens
+    [1, C, T, p * p]; this function puts them together to the picture.
     """
     import torch
 
@@ -187,8 +191,8 @@ def _run_network(
 
 
 HIDREAM_NAMES = own_names(_TABLE)
-"""Diffusers' names of linears by their names in the original project, ComfyUI and trainers, which
-are equal."""
+"""Diffusers' names of linears, mapped to themselves: the original project, ComfyUI and trainers use
+the same names."""
 
 FORM = DiffusersForm(
     class_name=CLASS,
@@ -196,7 +200,7 @@ FORM = DiffusersForm(
     keys=KEYS,
     inexpressible=_inexpressible,
     pipelines={"HiDreamImagePipeline": Pipeline(beside=_BESIDE)},
-    # Of HiDream-E1's own code; the weights have the names and shapes of HiDream-I1's.
+    # A class of HiDream-E1's code; its weights have the same names and shapes as HiDream-I1's.
     refused_pipelines={"HiDreamImageEditingPipeline": SEES_SOURCE},
     original_names=(HIDREAM_NAMES,),
     comfyui_names=lambda _: HIDREAM_NAMES,

@@ -1,6 +1,5 @@
-"""Diffusers' names for experts, and for attention with a norm across heads."""
-
-# D model width, F width of an expert, S of the one that all tokens take, X number of experts
+"""Diffusers' names of the tensors of HiDream's layers: experts, attention, text projections."""
+# D model width, F width of an expert, S width of the shared expert, X number of experts
 
 from __future__ import annotations
 
@@ -15,10 +14,9 @@ _REPLICATED, _COLUMN, _ROW = TensorSplit.REPLICATED, TensorSplit.COLUMN, TensorS
 
 
 def across_heads_rows(ours: str, theirs: str, end: str = "") -> tuple[Row, ...]:
-    """Name-table rows of an attention with norms across heads.
+    """Lines of the name table for an attention with norms across heads.
 
-    `end` is the suffix of Diffusers' names of its linears and norms, if the attention is that of
-    text.
+    `end` is a suffix of Diffusers' names of linears and norms: "_t" for the attention of text.
     """
     made = tuple(f"{theirs}.to_{letter}{end}" for letter in "qkv")
     norms = (("query", "q"), ("key", "k"))
@@ -50,7 +48,7 @@ def swiglu_rows(ours: str, theirs: str, hidden: str = "F", **options: Any) -> tu
 
 
 def expert_rows(ours: str, theirs: str) -> tuple[Row, ...]:
-    """Name-table rows of the router, the shared expert and the routed experts of a layer."""
+    """Lines of the name table for the router, the shared expert and the routed experts."""
     gate = (f"{theirs}.gate.weight",)
     router = Row(f"{ours}.router.weight", gate, _REPLICATED, ("X", "D"))
 
@@ -80,7 +78,7 @@ def _layer_rows(stack: str, theirs: str) -> tuple[Row, ...]:
 
 
 def _projections() -> tuple[Row, ...]:
-    """Name-table rows of the linears over Llama's hidden states (one per layer) and T5's states."""
+    """Lines of the name table for the text projections: one per layer for Llama, one for T5."""
 
     def row(ours: str, width: str = "H", **options: Any) -> Row:
         theirs = ("caption_projection.*.linear.weight",)
@@ -103,6 +101,6 @@ _BLOCKS = {
 
 
 def layered_rows() -> tuple[Row, ...]:
-    """Name-table rows of all layers, and of the linears over their text states."""
+    """Lines of the name table for all layers and all text projections."""
     layers = (_layer_rows(ours, theirs) for ours, theirs in _BLOCKS.items())
     return (*_projections(), *(row for rows in layers for row in rows))

@@ -1,4 +1,4 @@
-"""Mixture of experts: feed-forwards whose outputs are weighted by a router for each token."""
+"""Mixture of experts: a router weights the outputs of several feed-forwards for each token."""
 
 # T tokens, D model width, E experts
 
@@ -17,13 +17,12 @@ from dit.models.stacks.parts import Feeding
 
 
 class Experts(MegatronModule):
-    """Experts as described by `FeedExperts`; every expert computes every token.
+    """A mixture of experts (`FeedExperts`) in which every expert computes every token.
 
     Tensor ranks divide the hidden units of each expert. Outputs are summed over the ranks before
-    they are multiplied by router weights, so each rank has whole gradients of the router weights of
-    its tokens. Routers of published networks do not renormalise their softmax over the chosen
-    experts, and are trained without a loss that balances their choices. Source:
-    `MOEFeedForwardSwiGLU` of Diffusers.
+    they are multiplied by router weights, so each rank has the whole gradient of the router weights
+    of its tokens. As in the published networks, the softmax is not renormalised over the chosen
+    experts, and there is no load-balancing loss. Source: `MOEFeedForwardSwiGLU` of Diffusers.
     """
 
     def __init__(self, context: BuildContext, part: FeedExperts):
@@ -32,12 +31,13 @@ class Experts(MegatronModule):
         rows: Any = {"config": context.config, "token_row": context.token_row}
         self.router = Replicated(part.width, part.count, **rows)
         self.shared = FeedForward(context, part.shared)
-        # Attributes, because Megatron-Core would store split weights of a ModuleList as whole ones.
+        # Attributes: Megatron-Core would store the split weights of a ModuleList as if they were
+        # whole.
         for number in range(part.count):
             setattr(self, f"expert_{number}", FeedForward(context, part.feed_forward))
 
     def weights(self, x_TD: Tensor) -> Tensor:
-        """Router weight [T, E] of each expert for each token; 0 for experts not chosen."""
+        """The router weights [T, E] of the experts for each token; 0 for experts not chosen."""
         p_TE = self.router(x_TD).softmax(-1)
         chosen_TX, expert_TX = p_TE.topk(self.chosen, dim=-1)
         return torch.zeros_like(p_TE).scatter(-1, expert_TX, chosen_TX)
@@ -51,7 +51,7 @@ class Experts(MegatronModule):
 
 
 class FeedingExperts(Feeding):
-    """Runs the experts over a row of tokens."""
+    """Runs a mixture of experts in the place of a layer's MLP."""
 
     def modules(self, context: BuildContext) -> dict[str, nn.Module]:
         part = self.part

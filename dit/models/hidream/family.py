@@ -50,8 +50,8 @@ MOST_EXPERTS = 16
 MLP_RATIO, MLP_MULTIPLE = 4.0, 256
 """Constants of Diffusers' class, whose config.json has no keys for them."""
 _ENCODER = "hidream"
-SEES_SOURCE = "the picture that it edits beside the target, in one picture"
-"""What HiDream-E1's network sees and this family does not support, for messages."""
+SEES_SOURCE = "the picture to edit side by side with the target, in one picture"
+"""Input of HiDream-E1's network that this family does not support, for messages."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"hidream_i1_full": {}, "hidream_i1_dev": {}}
 """Fields of `model` by size name, from config.json of HiDream-ai/HiDream-I1-Full and -Dev."""
@@ -85,7 +85,7 @@ class HiDreamConfig(DoubleSingleConfig):
     family: str = "hidream"
     num_layers: int = 16
     num_single_layers: int = bounded(32, most=2**14)
-    """Number of layers after the double-stream ones, on latents and text together."""
+    """Number of layers after the double-stream ones; each computes latents and text jointly."""
     hidden_size: int = 2560
     num_attention_heads: int = 20
     crossattn_emb_size: int = 4096
@@ -95,18 +95,19 @@ class HiDreamConfig(DoubleSingleConfig):
     llama_size: int = bounded(4096, most=2**20)
     """Width of one hidden state of Llama."""
     llama_states: int = bounded(32, most=2**10)
-    """Number of Llama's hidden states that `text_2` holds side by side. Layer i of the network
-    sees the i-th; layers beyond this number see the last."""
+    """Number of Llama's hidden states in `text_2`, which holds them concatenated. Layer i of the
+    network uses state i; layers beyond this number use the last state."""
     text_length: int = bounded(128, most=2**16)
-    """Number of rows of each text of a sample, including rows of the encoder's padding."""
+    """Number of tokens of each text of a sample, padding included."""
     num_routed_experts: int = bounded(4, most=MOST_EXPERTS)
     """Number of routed experts: feed-forwards that a router weights for each token."""
     num_activated_experts: int = bounded(2, most=MOST_EXPERTS)
-    """Number of routed experts for each token: those with its largest router weights."""
+    """Number of routed experts that each token uses: those with the largest router weights."""
     rope_axes: tuple[int, int, int] = bounded((64, 32, 32), most=2**17, least=None)
     max_resolution: tuple[int, int] = bounded((128, 128), most=2**12, least=None)
-    """Latent rows and columns of the largest square picture. Pictures that are not square are
-    padded with zeros to as many tokens, to which layers attend, as the published ones do."""
+    """Latent rows and columns of the largest square picture. A picture that is not square is padded
+    with tokens of zeros to as many tokens, and layers attend to them, as in the published
+    network."""
 
     def own_sizes(self) -> list[Rule]:
         chosen, experts = self.num_activated_experts, self.num_routed_experts
@@ -115,12 +116,13 @@ class HiDreamConfig(DoubleSingleConfig):
             learns_pictures(self, TITLE),
             (
                 self.text_pad_to is None,
-                f"text_pad_to={self.text_pad_to}: texts of {TITLE} have text_length rows, and keep"
-                " what their encoders make of padding; set it to null",
+                f"text_pad_to={self.text_pad_to} must be null: texts of {TITLE} already have"
+                " text_length tokens, with their encoders' states of padding",
             ),
             (
                 chosen <= experts,
-                f"num_activated_experts={chosen} is more than num_routed_experts={experts}",
+                f"num_activated_experts={chosen} must not be more than"
+                f" num_routed_experts={experts}",
             ),
             (
                 min(self.max_resolution) >= 1,
@@ -128,8 +130,8 @@ class HiDreamConfig(DoubleSingleConfig):
             ),
             (
                 self.token_route is None,
-                f"route_from={self.route_from}: {TITLE} attends to padding, of which a route of"
-                " tokens would leave out a part; set route_from and route_to to null",
+                f"route_from={self.route_from} must be null, and route_to, too: {TITLE} attends to"
+                " padding, and token routing would leave out some of it",
             ),
         ]
 
@@ -139,8 +141,8 @@ class HiDreamConfig(DoubleSingleConfig):
             axes_fill_heads(self),
             (
                 shared % tp == 0,
-                f"the width {shared} of the shared expert does not divide by"
-                f" tensor_model_parallel_size={tp}; choose a divisor of {shared}",
+                f"tensor_model_parallel_size={tp} must divide {shared}, the hidden width of the"
+                " shared expert (from hidden_size and mlp_ratio)",
             ),
         ]
 
@@ -152,7 +154,7 @@ class HiDreamConfig(DoubleSingleConfig):
 
     @property
     def shared_hidden_size(self) -> int:
-        """Hidden width of the shared expert, which all tokens pass."""
+        """Hidden width of the shared expert, which all tokens use."""
         if self.mlp_ratio == MLP_RATIO:
             return _rounded(2 * self.hidden_size)
         return max(self.ffn_hidden_size // 2, 1)
@@ -175,28 +177,34 @@ class HiDreamConfig(DoubleSingleConfig):
 
 
 def _rounded(width: int) -> int:
-    """Hidden width, rounded as in Diffusers, of the SwiGLU in place of an MLP of `width`."""
+    """Hidden width of a SwiGLU that replaces an MLP of hidden width `width`.
+
+    It is 2/3 of `width`, rounded up to a multiple of 256, as in Diffusers.
+    """
     return -(-int(2 * width / 3) // MLP_MULTIPLE) * MLP_MULTIPLE
 
 
 def seen_states(layers: int, states: int) -> tuple[int, ...]:
-    """Index of the hidden state that each of `layers` layers sees: its own, or the last one."""
+    """For each of `layers` layers, the index of its hidden state of Llama, of which `states` exist.
+
+    Layer i uses state i; layers beyond the last state use the last state.
+    """
     return tuple(min(number, states - 1) for number in range(layers))
 
 
 @dataclass(frozen=True)
 class FeedExperts(Feed):
-    """Feed-forwards that a router weights for each token, plus a shared one.
+    """A mixture of `count` routed experts and a shared expert; all of them are feed-forwards.
 
-    y = shared(x) + sum of p_e expert_e(x) over the `chosen` largest of p = softmax(router(x));
-    `feed_forward` is that of each routed expert, of which there are `count`.
+    y = shared(x) + sum of p_e * expert_e(x) over the `chosen` largest p_e, with
+    p = softmax(router(x)). `feed_forward` describes each routed expert.
     """
 
     runs: ClassVar[str] = "dit.models.hidream.experts:FeedingExperts"
     shared: FeedForwardSpec
     count: int
     chosen: int
-    """Number of experts whose outputs count for a token; the others are computed, too, with weight
+    """Number of routed experts that a token uses. The other experts are also computed, with weight
     0."""
 
     @property
@@ -210,43 +218,44 @@ class FeedExperts(Feed):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnText(View):
-    """A view of text in which each layer sees another hidden state of the text encoder.
+    """A view in which each layer gets its own hidden state of the text encoder as additional text.
 
-    Each layer projects its own state; these rows follow the other text of the sample. The
+    Each layer projects its own hidden state; the result follows the other text of the sample. The
     projection for the last layer is computed before all layers.
     """
 
     runs: ClassVar[str] = "dit.models.hidream.layer_text:SeeingOwnText"
     place: str
-    """Name of the row of tokens that holds the text."""
+    """Name of the stream of tokens (`TEXT_TOKENS` or `JOINT_TOKENS`) that contains the text."""
     width: int
     """Width of one hidden state of the text encoder."""
     states: tuple[int, ...]
-    """Index of the hidden state that each layer of the network sees."""
+    """Index of the hidden state of each layer of the network."""
     first: int = 0
-    """Number of layers of the network before this stack."""
+    """Index of this stack's first layer among all layers of the network."""
 
     @property
     def row(self) -> str:
         return self.place
 
     def state(self, layer: int) -> int | None:
-        """Index of the hidden state that layer `layer` of the stack projects, or None.
+        """The index of the hidden state that layer `layer` of the stack projects.
 
-        None is for the last layer of the network.
+        None for the last layer of the network, which projects none.
         """
         number = self.first + layer
         return self.states[number] if number + 1 < len(self.states) else None
 
     def columns(self, state: int) -> slice:
-        """The columns of the hidden state `state`, where all states stand side by side."""
+        """The columns of hidden state `state` in the concatenation of all states."""
         return slice(state * self.width, (state + 1) * self.width)
 
 
 def hidream_stacks(model: HiDreamConfig) -> tuple[StackSpec, ...]:
-    """Double-stream layers, then sequential ones, all with experts.
+    """The specifications of the stacks: double-stream layers, then sequential ones, with experts.
 
-    The last layer's text is projected before all layers, so the layer has no linear for it.
+    The last layer is a stack by itself: its hidden state is projected before all layers, so it has
+    no linear for it.
     """
     double, single, width = model.num_layers, model.num_single_layers, model.hidden_size
 
@@ -320,6 +329,6 @@ FAMILY = Family(
     ),
     vae=lambda _: _ENCODER,
     distilled=("hidream_i1_dev",),
-    refused={"hidream_e1": f"sees {SEES_SOURCE}"},
+    refused={"hidream_e1": f"an input with {SEES_SOURCE}"},
     tiny=TINY,
 )

@@ -1,11 +1,11 @@
-"""Text of which each layer sees another hidden state of the text encoder.
+"""The text that differs from layer to layer: each layer projects its own hidden state of Llama.
 
-This text follows the other text of a sample. Between two layers its rows hold the projection for
-the network's last layer, which thus reaches that layer on any stage.
+This layer text follows the other text of a sample. Between two layers, its rows hold the projection
+for the last layer of the network; so that projection reaches the last layer on any pipeline stage.
 """
 
-# B rows of such texts in a pack, X all hidden states side by side, D model width
-# T tokens of a row as this rank holds them, W of its context rank
+# B rows of layer text in a pack, X width of all concatenated hidden states, D model width
+# T tokens of a stream on this rank, W tokens of the stream on this context rank
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from dit.pack_wire import to_device
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacedRows:
-    """Positions of the layers' own text in a row of tokens."""
+    """The rows of the layer text in one stream of tokens."""
 
-    places: Tensor  # int64, of those of this context rank
+    places: Tensor  # int64, rows of the layer text in [0, W)
     rows: int  # W
-    is_there_T: Tensor  # bool, of the tokens of this rank
+    is_there_T: Tensor  # bool, whether a token of this rank is layer text
 
     @classmethod
     def of(cls, places: Tensor, rows: int, my_tokens: Callable[[Tensor], Tensor]) -> PlacedRows:
@@ -42,17 +42,17 @@ class PlacedRows:
         return cls(places=places, rows=rows, is_there_T=my_tokens(there_W))
 
     def replaced(self, h_TD: Tensor, by_TD: Tensor) -> Tensor:
-        """`h_TD` with the rows of `by_TD` at the positions of the layers' own text."""
+        """`h_TD`, in which the rows of the layer text are those of `by_TD`."""
         return torch.where(self.is_there_T[:, None], by_TD, h_TD)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerTextRows:
-    """The hidden states of the layers' own text in a pack, and its positions among tokens."""
+    """The hidden states of the layer text of a pack, and its rows in each stream of tokens."""
 
     states_BX: Tensor
-    source: Tensor  # int64, the row of each place
-    placed: Mapping[str, PlacedRows]  # by the name of the row of tokens
+    source: Tensor  # int64, the row of `states_BX` for each element of `PlacedRows.places`
+    placed: Mapping[str, PlacedRows]  # by the name of the stream of tokens
     my_tokens: Callable[[Tensor], Tensor]
 
     @classmethod
@@ -66,14 +66,15 @@ class LayerTextRows:
         order: JointOrder,
         my_tokens: Callable[[Tensor], Tensor],
     ) -> LayerTextRows:
-        """The hidden states `states_BX`, placed in the row `text` and in the joint row of `order`.
+        """Computes the rows of the layer text in the text stream `text` and in the joint stream.
 
-        Sample n has `lengths[n]` rows of them, after `before[n]` rows of its other texts.
+        `states_BX` has `lengths[n]` rows for sample n, which come after `before[n]` rows of the
+        sample's other texts. `order` is the order of the joint stream.
         """
         first = list(accumulate(lengths, initial=0))
         places, source = [torch.arange(0)], [torch.arange(0)]
         for piece in text.on(text.share.index):
-            begin = text.share.index * piece.size - before[piece.sample]  # among the sample's own
+            begin = text.share.index * piece.size - before[piece.sample]  # within the layer text
             here = torch.arange(max(begin, 0), max(begin + piece.real, 0))
             places.append(here - begin + piece.start)
             source.append(here + first[piece.sample])
@@ -87,16 +88,16 @@ class LayerTextRows:
         return cls(states_BX=states_BX, source=both[1], placed=placed, my_tokens=my_tokens)
 
     def laid(self, text_BD: Tensor, token_row: str) -> Tensor:
-        """`text_BD` at its positions among this rank's tokens of `token_row`; zeros elsewhere."""
+        """A tensor [T, D]: `text_BD` at its rows of the stream `token_row`, zeros elsewhere."""
         at = self.placed[token_row]
         whole_WD = text_BD.new_zeros(at.rows, text_BD.shape[1])
         return self.my_tokens(whole_WD.index_copy(0, at.places, text_BD[self.source]))
 
 
 class LayerText(MegatronModule):
-    """The linear with which a layer projects its own hidden state of the text encoder.
+    """The linear by which a layer projects its own hidden state of the text encoder.
 
-    Every rank has the states of all texts of the pack.
+    Every rank has the hidden states of all texts of the pack.
     """
 
     def __init__(self, context: BuildContext, view: OwnText, *, state: int, width: int):
@@ -107,14 +108,14 @@ class LayerText(MegatronModule):
         self.linear = WholeLinear(view.width, width, bias=False, dtype=dtype)
 
     def forward(self, h_TD: Tensor, rows: LayerTextRows) -> Tensor:
-        """`h_TD` with the projection of this layer's own text at the positions of that text."""
+        """`h_TD`, in which the rows of the layer text are this layer's projection."""
         states_BE = rows.states_BX[:, self.columns].to(h_TD.dtype)
         text_TD = rows.laid(self.linear(states_BE), self.token_row)
         return rows.placed[self.token_row].replaced(h_TD, text_TD)
 
 
 class SeeingOwnText(RunningView):
-    """Replaces the text by the layer's own while the layer computes, then restores the text."""
+    """Replaces the layer text before a layer by the layer's projection, and restores it after."""
 
     view: OwnText
 

@@ -1,7 +1,6 @@
-"""HiDream-I1: double-stream layers, then sequential ones, each with another state of the text."""
-
-# T packed tokens, M level rows, C patch features, L text tokens, D model width, E width of a text
-# B rows of the text of layers in a pack, N samples, P width of pooled text
+"""HiDream-I1: double-stream layers, then sequential ones; each has its own Llama hidden state."""
+# T packed tokens, M timesteps, C patch features, L text tokens, D model width, E width of a text
+# B rows of layer text in a pack, N samples, P width of pooled text
 
 from __future__ import annotations
 
@@ -40,10 +39,10 @@ THETA = 10_000.0
 class HiDreamNetwork(JointTransformer):
     """Denoiser of HiDream-I1: predicts the velocity of each noisy token of a pack.
 
-    The arithmetic is that of Diffusers' `HiDreamImageTransformer2DModel` in training. The text of a
-    sample is T5's rows, the last projection of Llama's, and each layer's own projection. Latents
-    that are not square are padded with tokens of zeros, whose values layers read, and whose keys
-    are zero.
+    The arithmetic is that of Diffusers' `HiDreamImageTransformer2DModel` in training mode. The text
+    of a sample has three parts: T5's states, the projection of Llama's last state, and a projection
+    of Llama that differs from layer to layer. Latents that are not square are padded with tokens of
+    zeros; layers attend to these tokens, with keys of zeros and their own values.
     """
 
     padding_has_keys, sign = False, FAMILY.objective.sign

@@ -1,4 +1,4 @@
-"""HunyuanImage 2.1, as Diffusers' `HunyuanImageTransformer2DModel` computes it.
+"""HunyuanImage 2.1, with the arithmetic of Diffusers' `HunyuanImageTransformer2DModel`.
 
 family     fields, sizes, rules; inputs; layers, from which parameters and operations follow
 model      the network: double-stream layers, then single-stream ones

@@ -1,10 +1,7 @@
-"""HunyuanImage 2.1 in Diffusers: names of tensors, config.json, pipeline, calls of its network.
+"""HunyuanImage 2.1 in Diffusers, `HunyuanImageTransformer2DModel`: names, config.json, calls."""
 
-Its class is `HunyuanImageTransformer2DModel`.
-"""
-
-# D model width, F width of the MLP, R that of the refiner's, W cosines and sines of the level
-# E text width, G width of words in quotation marks, S width inside their layers
+# D model width, F and R widths of MLPs of layers and refiner, W width of the sinusoidal embedding
+# E text width, G width of ByT5's states of quoted words, S hidden width of their embedding
 # K head width, C numbers in a token
 
 from __future__ import annotations
@@ -82,9 +79,9 @@ def _names(words: Words) -> dict[str, str]:
 
 
 HUNYUAN_IMAGE_NAMES = _names(replace(HUNYUAN, fused=False))
-"""Diffusers' names of linears by their names in the original code, which splits fused linears."""
+"""Diffusers' names of linears by their names in the original code, in which linears are split."""
 KOHYA_NAMES = _names(HUNYUAN)
-"""Diffusers' names of linears by their names in original checkpoints and kohya's scripts."""
+"""Diffusers' names of linears by their names in original checkpoints and in kohya's scripts."""
 COMFYUI_NAMES = _names(FLUX)
 """Diffusers' names of linears by their names in ComfyUI."""
 
@@ -95,12 +92,12 @@ def _rules(t: Any) -> list[Rule]:
         outputs_as_inputs(t),
         (
             len(patch) == 2 and patch[0] == patch[1],
-            f"patch_size={patch}; patches are squares of pictures",
+            f"patch_size={patch} must be two equal numbers",
         ),
-        (len(axes) == 2, f"rope_axes_dim={axes}; positions are rows and columns"),
+        (len(axes) == 2, f"rope_axes_dim={axes} must be two numbers, for rows and columns"),
         (
             t.text_embed_2_dim is not None,
-            "text_embed_2_dim=null; words in quotation marks are read",
+            "text_embed_2_dim=null must be a number: our network needs ByT5's states",
         ),
         *hunyuan_rules(t),
     ]
@@ -147,7 +144,7 @@ def _run_network(
         hidden_states=sample.latent_CFHW[None, :, 0],
         timestep=torch.tensor([level]),
         **text_inputs(model, sample.text_LE, sample.others.get(GLYPHS)),
-        # It is told 1000 times the scale, and of samples that are compared a step ends at the data.
+        # The network gets 1000 times the scale. In comparisons a step ends at the data.
         guidance=None if guidance is None else 1000 * torch.tensor([guidance]),
         timestep_r=torch.zeros(1) if model.use_meanflow else None,
         return_dict=False,

@@ -56,7 +56,8 @@ TINY: Mapping[str, Mapping[str, Any]] = {
         "rope_axes": (8, 8),
     }
 }
-"""Keys of `model` for tiny networks (`Family.tiny`); the distilled network is not trained."""
+"""Keys of `model` for tiny networks (`Family.tiny`); none for the distilled network, which cannot
+be trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,16 +80,16 @@ class HunyuanImageConfig(DoubleSingleConfig):
     glyph_embed_size: int = bounded(1472, most=2**20)
     """Width of `text_2`, ByT5's states of words in quotation marks."""
     glyph_hidden_size: int = bounded(2048, most=2**20)
-    """Hidden width of the layers that embed `text_2`; Diffusers has 2048."""
+    """Hidden width of the layers that embed `text_2`; Diffusers' class always has 2048."""
     num_refiner_layers: int = bounded(2, most=MOST_REFINER_LAYERS)
     """Number of attention layers among the tokens of a caption, before all other layers."""
     rope_axes: tuple[int, int] = (64, 64)  # type: ignore[assignment]  # pictures have no frames
     """Widths of a head rotated by row and by column; their sum is the head's width."""
     guidance_embed: bool = False
-    """Whether the network gets a guidance scale, `objective.guidance` (the distilled one does)."""
+    """Whether the network gets a guidance scale, `objective.guidance` (the distilled network)."""
     use_meanflow: bool = False
-    """Whether the network was distilled to few steps and also gets the timestep at which each ends;
-    it cannot be trained."""
+    """Whether the network was distilled to few steps and also gets the timestep at which a step
+    ends; such a network cannot be trained."""
 
     def own_sizes(self) -> list[Rule]:
         return [
@@ -99,15 +100,12 @@ class HunyuanImageConfig(DoubleSingleConfig):
 
     @property
     def largest_latent(self) -> tuple[int, int, int]:
-        """Largest latent (frames, rows, columns): one frame of nearly any size.
-
-        Positions are computed, so no table limits it.
-        """
+        """Largest latent (frames, rows, columns): one frame of nearly any size."""
         return (1, MOST_SIDE, MOST_SIDE)
 
     @property
     def cost_sizes(self) -> list[int]:
-        # Stored loader states have them without the last one.
+        # Stored states of loaders contain these numbers without the last one.
         sizes = super().cost_sizes
         return sizes[:-1]
 
@@ -124,12 +122,12 @@ FAMILY = Family(
     parts={**JOINT_PARTS, "refiner": "text", "glyphs": "text", "single_blocks": "single"},
     diffusers=imported("dit.models.hunyuan_image.diffusers:FORM"),
     inputs=_inputs,
-    positions=grid_positions,  # frame 0, which nothing turns with
+    positions=grid_positions,  # the frame is always 0 and rotates nothing
     weights=WeightRules(zero=ADALN_ZERO),
     objective=ObjectiveConventions(
         settings=EVEN_STEPS,
         of_size={
-            # The shift is sd-scripts' default.
+            # The shift is the default of sd-scripts.
             "hunyuanimage_21": {"guidance": None, "flow_shift": 5.0},
             "hunyuanimage_21_distilled": {"guidance": GUIDANCE, "flow_shift": 5.0},
         },

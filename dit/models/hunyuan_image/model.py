@@ -1,7 +1,7 @@
 """HunyuanImage 2.1: double-stream layers, then single-stream ones, over latents and text."""
 
-# T latent tokens, L text tokens, M level rows, N samples, C patch features, D model width
-# G rows of words in quotation marks, E width of an encoder
+# T latent tokens, L text tokens, M timesteps, N samples, C patch features, D model width
+# G tokens of quoted words, E width of an encoder
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dit.models.stacks.stacked_transformer import Blocks
 class HunyuanImageNetwork(JointTransformer):
     """Denoiser of HunyuanImage 2.1: predicts the velocity of each noisy token of a pack.
 
-    Each sample is computed as by Diffusers' `HunyuanImageTransformer2DModel`.
+    The arithmetic is that of Diffusers' `HunyuanImageTransformer2DModel`.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class HunyuanImageNetwork(JointTransformer):
     ):
         config, width = transformer_config(model), model.hidden_size
         super().__init__(config, model, groups, vp_stage, double_then_single(model))
-        # Nothing turns with the frame, which is the first number of a position.
+        # No numbers of a head are rotated by the frame, the first axis of a position.
         self.rotary = RotaryTable((0, *model.rope_axes), (256.0,) * 3)
         biased: Any = {"config": config, "bias": True}
         if self.pre_process:

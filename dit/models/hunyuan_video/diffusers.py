@@ -1,10 +1,7 @@
-"""HunyuanVideo in Diffusers: names of tensors, config.json, pipelines, calls of its network.
+"""HunyuanVideo in Diffusers, `HunyuanVideoTransformer3DModel`: names, config.json, calls."""
 
-Its class is `HunyuanVideoTransformer3DModel`.
-"""
-
-# D model width, F width of the MLP, R that of the refiner's, W cosines and sines of the level
-# E text width, P width of pooled text, I numbers in a token that is fed, C of one that is predicted
+# D model width, F and R widths of MLPs of layers and refiner, W width of the sinusoidal embedding
+# E text width, P width of pooled text, I inputs of a token, C outputs of a token
 # K head width
 
 from __future__ import annotations
@@ -53,7 +50,7 @@ _EMBEDDINGS = {
     "time_in": f"{_TOLD}.timestep_embedder",
     "guidance_in": f"{_TOLD}.guidance_embedder",
 }
-# Pooled text, for which both projects have FLUX's words.
+# Linears of pooled text; both projects use FLUX's names for them.
 _POOLED = embedding_names(FLUX, {"vector_in": f"{_TOLD}.text_embedder"})
 
 HUNYUAN_VIDEO_NAMES = {**hunyuan_names(HUNYUAN, _EMBEDDINGS), **_POOLED}
@@ -68,8 +65,8 @@ def _rules(t: Any) -> list[Rule]:
     return [
         (
             t.in_channels == fed,
-            f"in_channels={t.in_channels}, and out_channels={t.out_channels} with"
-            f" image_condition_type={t.image_condition_type} goes with {fed}",
+            f"in_channels={t.in_channels} must be {fed} for out_channels={t.out_channels} and"
+            f" image_condition_type={t.image_condition_type}",
         ),
         *hunyuan_rules(t),
     ]
@@ -105,15 +102,15 @@ def _pipeline(*, of_image: bool) -> Pipeline:
     def rules(model: HunyuanVideoConfig) -> list[Rule]:
         shown = model.image_condition
         fits = of_image == (shown is not FirstFrame.NONE)
-        return [(fits, f"model.image_condition={shown}, and it feeds {fed}")]
+        return [(fits, f"model.image_condition={shown}, but the pipeline passes {fed}")]
 
     return Pipeline(rules=rules)
 
 
 def without_first_frame(network: Any) -> nn.Module:
-    """A copy of `network`, with the same weights, that treats no frame as given.
+    """A network with the weights of `network` that treats no frame as given.
 
-    Diffusers' class gives tokens of the first frame timestep 0 in any video.
+    Diffusers' class with `token_replace` uses timestep 0 for the first frame of every video.
     """
     import torch
 
@@ -130,7 +127,7 @@ def _run_network(
     model: HunyuanVideoConfig,
     guidance: float | None = None,
 ) -> Tensor:
-    """Output of Diffusers' network for one sample, with the inputs that a pipeline gives it."""
+    """The output [C, F, H, W] of Diffusers' network for one sample, called as by a pipeline."""
     import torch
 
     latent, inputs = sample.latent_CFHW, sample.inputs
@@ -150,7 +147,7 @@ def _run_network(
         encoder_hidden_states=text,
         encoder_attention_mask=torch.ones(text.shape[:2]),
         pooled_projections=inputs[POOLED][None],
-        # It is told 1000 times the scale.
+        # The network gets 1000 times the scale.
         guidance=None if guidance is None else 1000 * torch.tensor([guidance]),
         return_dict=False,
     )

@@ -39,11 +39,11 @@ FIRST_FRAME = "first_frame_latent"
 
 
 class FirstFrame(StrEnum):
-    """How the network gets a given first frame; values are Diffusers' names."""
+    """How the network gets a given first frame; the values are those of Diffusers."""
 
-    NONE = "none"  # text-to-video
-    LATENT_CONCAT = "latent_concat"  # in channels beside the noisy ones, with a mask
-    TOKEN_REPLACE = "token_replace"  # in the place of the noisy one, and told level 0
+    NONE = "none"  # not at all: text-to-video
+    LATENT_CONCAT = "latent_concat"  # in additional channels, with a mask
+    TOKEN_REPLACE = "token_replace"  # instead of the noisy first frame, with timestep 0
 
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {
@@ -68,8 +68,8 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "hunyuanvideo_i2v": _TINY,
     "hunyuanvideo_i2v_33ch": _TINY,
 }
-"""Keys of `model` for tiny networks (`Family.tiny`). The network of text-to-video is that of
-hunyuanvideo_i2v for samples without a given frame."""
+"""Keys of `model` for tiny networks (`Family.tiny`). `hunyuanvideo` has no entry: its network is
+that of `hunyuanvideo_i2v` for samples without a given frame."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,19 +102,19 @@ class HunyuanVideoConfig(DoubleSingleConfig):
 
     @property
     def cost_sizes(self) -> list[int]:
-        # Stored loader states have them in this order.
+        # Stored states of loaders contain these numbers in this order.
         sizes = super().cost_sizes
         return [*sizes[:-2], self.num_refiner_layers, *sizes[-2:]]
 
     @property
     def condition_channels(self) -> int:
-        """Number of input channels besides the noisy latent: given frames, then their mask."""
+        """Number of input channels besides the noisy latent: the given frames, then their mask."""
         shown = self.image_condition is FirstFrame.LATENT_CONCAT
         return self.in_channels + 1 if shown else 0
 
     @property
     def input_features(self) -> int:
-        """Number of features of a token that enters the network."""
+        """Number of input features of a token."""
         return (self.in_channels + self.condition_channels) * self.patch_volume
 
 
@@ -125,7 +125,10 @@ _KINDS = {
 
 
 def _codec(model: HunyuanVideoConfig) -> str:
-    """Name of codec and text encoder of the published weights; Llava reads a first frame."""
+    """The name in `dit.codecs` of the VAE and the text encoder of the published weights.
+
+    With a given first frame the text encoder, Llava, also sees that frame.
+    """
     return "hunyuanvideo" if model.image_condition is FirstFrame.NONE else "hunyuanvideo_i2v"
 
 
@@ -147,7 +150,7 @@ FAMILY = Family(
     parts={**JOINT_PARTS, "refiner": "text", "single_blocks": "single"},
     diffusers=imported("dit.models.hunyuan_video.diffusers:FORM"),
     inputs=_inputs,
-    positions=grid_positions,  # indices of frames, whatever their rate
+    positions=grid_positions,  # indices of frames, independent of the frame rate
     weights=WeightRules(zero=ADALN_ZERO),
     objective=ObjectiveConventions(
         settings=EVEN_STEPS,

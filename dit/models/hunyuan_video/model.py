@@ -1,6 +1,5 @@
-"""HunyuanVideo: a refined caption, double-stream layers, then single-stream ones."""
-
-# T packed tokens, M level rows, N samples, C patch features, D model width, L text tokens
+"""HunyuanVideo: a token refiner for captions, double-stream layers, then single-stream ones."""
+# T packed tokens, M timesteps, N samples, C patch features, D model width, L text tokens
 # P width of the pooled text
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ class HunyuanVideoNetwork(JointTransformer):
     """Denoiser of HunyuanVideo: predicts the velocity of each noisy token of a pack.
 
     The arithmetic is that of Diffusers' `HunyuanVideoTransformer3DModel`. If a clean first frame
-    takes the place of the noisy one, its tokens have timestep 0 in all layers and in the last norm.
-    Diffusers' last norm uses the sample's timestep for them, but nothing reads their outputs.
+    replaces the noisy one, its tokens have timestep 0 in all layers and in the last norm. In
+    Diffusers' last norm they have the sample's timestep; this makes no difference, because outputs
+    of given frames are not used.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
-"""HunyuanVideo 1.5, as Diffusers' `HunyuanVideo15Transformer3DModel` computes it.
+"""HunyuanVideo 1.5, with the arithmetic of Diffusers' `HunyuanVideo15Transformer3DModel`.
 
 family     fields, sizes, rules; inputs; layers, from which parameters and operations follow
-model      the network: text, quoted words and picture in one row of text; double-stream layers
+model      the network: double-stream layers of latents and text; text includes quoted words and
+           a picture's embedding
 diffusers  names of tensors, config.json, pipelines, names in other projects
 """

@@ -1,10 +1,8 @@
-"""HunyuanVideo 1.5 in Diffusers: names of tensors, config.json, pipelines, calls of its network.
+"""HunyuanVideo 1.5 in Diffusers, `HunyuanVideo15Transformer3DModel`: names, config.json, calls."""
 
-Its class is `HunyuanVideo15Transformer3DModel`.
-"""
-
-# D model width, F width of the MLP, R that of the refiner's, W cosines and sines of the level
-# E text width, G width of words in quotation marks, S width inside their layers, I image width
+# D model width, F and R widths of MLPs of layers and refiner, W width of the sinusoidal embedding
+# E text width, G width of ByT5's states of quoted words, S hidden width of their embedding
+# I width of SigLIP's states of a picture
 # K head width, P input channels of a token, C output channels
 # L text tokens
 
@@ -98,7 +96,7 @@ def _rules(t: Any) -> list[Rule]:
     return [
         (
             t.in_channels == fed,
-            f"in_channels={t.in_channels}, and out_channels={t.out_channels} goes with {fed}",
+            f"in_channels={t.in_channels} must be {fed} for out_channels={t.out_channels}",
         ),
         *hunyuan_rules(t),
     ]
@@ -126,9 +124,10 @@ KEYS = ConfigKeys(
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: HunyuanVideo15Config
 ) -> Tensor:
-    """Output of Diffusers' network for one sample at the timestep `level`.
+    """The output [C, F, H, W] of Diffusers' network for one sample at the timestep `level`.
 
-    Without a picture it gets rows of zeros, as in the pipeline for text-to-video.
+    For a sample without a picture, the network gets zeros as image states, as in the pipeline for
+    text-to-video.
     """
     import torch
 
@@ -142,7 +141,7 @@ def _run_network(
         timestep=torch.tensor([level]),
         **text_inputs(model, text_LE, inputs.get(GLYPHS)),
         image_embeds=image[None],
-        # Of samples that are compared a step ends at the data.
+        # In comparisons a step ends at the data.
         timestep_r=torch.zeros(1) if model.use_meanflow else None,
         return_dict=False,
     )

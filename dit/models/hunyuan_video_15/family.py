@@ -1,4 +1,4 @@
-"""The family `hunyuan_video_15`: its fields, sizes, rules, inputs and layers."""
+"""The family `hunyuan_video_15`, HunyuanVideo 1.5: its fields, sizes, rules, inputs, layers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from dit.models.registry import imported
 IMAGE, FIRST_FRAME = "image_embed", "first_frame_latent"
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"hunyuanvideo_15": {}}
-"""Fields of `model` by size name; one network does text-to-video and image-to-video."""
+"""Fields of `model` by size name; the network does both text-to-video and image-to-video."""
 TINY: Mapping[str, Mapping[str, Any]] = {
     "hunyuanvideo_15": {
         **TINY_NETWORK,
@@ -77,7 +77,7 @@ class HunyuanVideo15Config(ModelConfig):
     glyph_embed_size: int = bounded(1472, most=2**20)
     """Width of `text_2`, ByT5's states of words in quotation marks."""
     glyph_hidden_size: int = bounded(2048, most=2**20)
-    """Hidden width of the layers that embed `text_2`; Diffusers has 2048."""
+    """Hidden width of the layers that embed `text_2`; Diffusers' class always has 2048."""
     image_embed_size: int = bounded(1152, most=2**20)
     """Width of `image_embed`, SigLIP's states of a given first frame."""
     num_refiner_layers: int = bounded(2, most=MOST_REFINER_LAYERS)
@@ -85,8 +85,8 @@ class HunyuanVideo15Config(ModelConfig):
     rope_axes: tuple[int, int, int] = bounded((16, 56, 56), most=2**20, least=None)
     """Widths of a head rotated by frame, row and column; their sum is the head's width."""
     use_meanflow: bool = False
-    """Whether the network was distilled to few steps and also gets the timestep at which each ends;
-    it cannot be trained."""
+    """Whether the network was distilled to few steps and also gets the timestep at which a step
+    ends; such a network cannot be trained."""
     target_size: int = bounded(640, most=2**20)
     """Square root of the area, in pixels, of the videos that pipelines generate by default (720p:
     960)."""
@@ -102,12 +102,12 @@ class HunyuanVideo15Config(ModelConfig):
 
     @property
     def condition_channels(self) -> int:
-        """Number of input channels besides the noisy latent: given frames, then their mask."""
+        """Number of input channels besides the noisy latent: the given frames, then their mask."""
         return self.in_channels + 1
 
     @property
     def input_features(self) -> int:
-        """Number of features of a token that enters the network."""
+        """Number of input features of a token."""
         return (self.in_channels + self.condition_channels) * self.patch_volume
 
 
@@ -135,7 +135,7 @@ def _inputs(model: HunyuanVideo15Config) -> tuple[SampleInput, ...]:
 
 
 def hunyuan_video_15_stack(model: HunyuanVideo15Config) -> StackSpec:
-    """The double-stream layers; no later layer reads the last one's text, so it is not computed."""
+    """The specification of the double-stream layers."""
     layer = double_layer(**joint_layer_parts(model))
     return StackSpec(name="blocks", count=model.num_layers, layer=layer)
 
@@ -148,7 +148,7 @@ FAMILY = Family(
     parts={**JOINT_PARTS, "text": "text"},
     diffusers=imported("dit.models.hunyuan_video_15.diffusers:FORM"),
     inputs=_inputs,
-    positions=grid_positions,  # indices of frames, whatever their rate
+    positions=grid_positions,  # indices of frames, independent of the frame rate
     weights=WeightRules(zero=ADALN_ZERO, no_decay=("text.kind",)),
     objective=ObjectiveConventions(
         settings=EVEN_STEPS,

@@ -1,8 +1,7 @@
-"""HunyuanVideo 1.5: double-stream layers over latents and one row of three kinds of text."""
-
-# T latent tokens, L text tokens, M level rows, N samples, C patch features, D model width
-# G rows of words in quotation marks, I of pictures, E width of an encoder
-# X cosines and sines of a number that is told
+"""HunyuanVideo 1.5: double-stream layers of latents and of text from three encoders."""
+# T latent tokens, L text tokens, M timesteps, N samples, C patch features, D model width
+# G tokens of quoted words, I tokens of pictures, E width of an encoder
+# X width of a sinusoidal embedding
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from dit.models.stacks.stacked_transformer import Blocks
 class HunyuanVideo15Network(JointTransformer):
     """Denoiser of HunyuanVideo 1.5: predicts the velocity of each noisy token of a pack.
 
-    Each sample is computed as by Diffusers' `HunyuanVideo15Transformer3DModel`.
+    The arithmetic is that of Diffusers' `HunyuanVideo15Transformer3DModel`.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class HunyuanVideo15Network(JointTransformer):
         t_emb_MD = self.level_out(torch.nn.functional.silu(self.level_in(wave_MX)))
         if self.step_end is not None:
             end = batch.method(StepEnd)
-            assert end is not None, "networks of mean flow are told where a step ends"
+            assert end is not None, "a mean-flow network needs the end of the step"
             t_emb_MD = t_emb_MD + self.step_end(sinusoid(end.level_N, LEVEL_WAVES).to(dtype))
         return {
             "hidden": self.patches(self.my_tokens(x_TC)),
@@ -75,7 +74,7 @@ class HunyuanVideo15Network(JointTransformer):
 
 
 class PictureEmbedding(nn.Module):
-    """Maps the image encoder's rows [I, E] to text rows [I, D].
+    """Maps the image encoder's states [I, E] to text tokens [I, D].
 
     The arithmetic is that of Diffusers' `HunyuanVideo15ImageProjection`.
     """
@@ -93,11 +92,11 @@ class PictureEmbedding(nn.Module):
 
 
 class TextRows(nn.Module):
-    """Embeds captions, quoted words and pictures as one row of text [L, D], ordered by sample.
+    """Embeds captions, quoted words and pictures as text tokens [L, D], ordered by sample.
 
-    A sample's rows are adjacent; an embedding of its kind is added to each. Every tensor rank has
-    all rows, so with sequence parallelism each has the whole gradient of the weights, and none is
-    summed over ranks.
+    Each of the three has a learned embedding, which is added to its tokens. Every tensor rank
+    computes all tokens, also with sequence parallelism, so each has the whole gradient of these
+    weights, and gradients are not summed over ranks.
     """
 
     def __init__(self, model: HunyuanVideo15Config):
@@ -112,10 +111,10 @@ class TextRows(nn.Module):
         rows: tuple[Tensor, Tensor, Tensor],
         starts: tuple[Sequence[int], Sequence[int], Sequence[int]],
     ) -> Tensor:
-        """The text rows [L, D].
+        """The text tokens [L, D] of all samples.
 
-        `rows` are those of captions, words and pictures [L, E]; `starts` has, for each kind, the
-        first row of each sample and the end of the last.
+        `rows` are the encoders' states of captions, quoted words and pictures. `starts` has, for
+        each of the three, the first row of each sample, then the number of rows.
         """
         text_LE, glyph_GE, image_IE = rows
         made = (

@@ -1,6 +1,6 @@
 """Ideogram 4, with the arithmetic of Diffusers' `Ideogram4Transformer2DModel`.
 
 family     fields, sizes, rules; inputs; layers, from which parameters and operations follow
-model      the network: sequential layers over text and picture, with interleaved rotary axes
+model      the network: layers over text and picture, with interleaved rotary axes
 diffusers  names of tensors, config.json, pipelines, names in other projects
 """

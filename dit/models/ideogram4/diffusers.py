@@ -1,10 +1,7 @@
-"""Ideogram 4 in Diffusers: names of tensors, config.json, pipelines, calls of its network.
-
-Its class is `Ideogram4Transformer2DModel`.
-"""
+"""Ideogram 4 in Diffusers, `Ideogram4Transformer2DModel`: names, config.json, pipelines, calls."""
 
 # D model width, K head width, Q queries, keys and values of a token, F width of the MLP
-# T width of what modulations are made of, E text width, C numbers in a token
+# T width of the timestep embedding of modulations, E text width, C numbers in a token
 
 from __future__ import annotations
 
@@ -36,11 +33,11 @@ if TYPE_CHECKING:
 
 CLASS = "Ideogram4Transformer2DModel"
 PATCH = 1
-"""Side of a patch, in latent cells; the codec already moves patches of pixels to channels."""
+"""Side of a patch in latent pixels: 1, because the codec already moves patches to channels."""
 TEXT, PICTURE = 3, 2
-"""Numbers by which Diffusers' network tells text tokens from picture tokens."""
+"""Values of `indicator`, by which Diffusers' network distinguishes text and picture tokens."""
 KINDS = "embed_image_indicator"
-"""Diffusers' name of the embedding of a token's kind (text or picture), which is no linear."""
+"""Diffusers' name of the embedding of a token's kind (text or picture)."""
 _LAYERS = SequentialNames(
     norms=("attention_norm1", "attention_norm2", "ffn_norm1", "ffn_norm2"),
     modulation="adaln_modulation",
@@ -62,7 +59,7 @@ _TABLE = NameTable(
         *linear_rows("patches", "input_proj", "D", "C"),
         weight_row("text_norm", "llm_cond_norm", "E"),
         *linear_rows("text_embedder", "llm_cond_proj", "D", "E"),
-        # Theirs reads sines first.
+        # In Diffusers its inputs are sines, then cosines.
         *linear_rows(
             "told.linear_1", "t_embedding.mlp_in", "D", "D", arrangement=SwappedHalves(axis=1)
         ),
@@ -100,8 +97,8 @@ IDEOGRAM4_NAMES = {
 
 def _rules(t: Any) -> list[Rule]:
     return [
-        (t.norm_eps == EPS, f"norm_eps={t.norm_eps:g}, not {EPS:g}"),
-        (t.rope_theta == THETA, f"rope_theta={t.rope_theta:g}, not {THETA:g}"),
+        (t.norm_eps == EPS, f"norm_eps={t.norm_eps:g} must be {EPS:g}"),
+        (t.rope_theta == THETA, f"rope_theta={t.rope_theta:g} must be {THETA:g}"),
     ]
 
 
@@ -140,9 +137,10 @@ KEYS = ConfigKeys(
 def network_inputs(
     rows_TC: Tensor, positions_TA: Tensor, text_LE: Tensor, level: float
 ) -> dict[str, Any]:
-    """Arguments of Diffusers' network for one sample: its text, then its picture, in one row.
+    """The arguments of Diffusers' network for one sample: its text, followed by its picture.
 
-    `positions_TA` are those of the picture, `level` is the timestep in [0, 1000].
+    `rows_TC` are the tokens of the picture and `positions_TA` their positions. `level` is the
+    timestep in [0, 1000].
     """
     import torch
     from torch.nn.functional import pad
@@ -180,11 +178,11 @@ FORM = DiffusersForm(
     table=_TABLE,
     keys=KEYS,
     original_names=(IDEOGRAM4_NAMES, _OWN_NAMES),
-    stored_names=_STORED_NAMES,  # of the weights in 8-bit floats
+    stored_names=_STORED_NAMES,  # in the published weights in 8-bit floats
     comfyui_names=lambda _: IDEOGRAM4_NAMES,
     pipelines={
         "Ideogram4Pipeline": Pipeline(
-            objective={"name": "flow", "sampling_levels": "quantiles"},  # whatever its scheduler is
+            objective={"name": "flow", "sampling_levels": "quantiles"},  # whatever scheduler it has
             sampling=lambda _: dict(LEVELS),
             rules=partial(patch_rules, rows=PATCH),
         )

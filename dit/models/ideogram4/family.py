@@ -43,11 +43,10 @@ THETA = 5e6
 TITLE = "Ideogram 4"
 LEVELS: Mapping[str, Any] = {
     "logit_std": 1.5,
-    "shift_base_tokens": 1024,  # 512 x 512 pixels, whose logits of levels have the mean 0
-    "text_dropout": 0.0,  # the network that guidance leads away from is another one
+    "shift_base_tokens": 1024,  # 512 x 512 pixels: logits of their noise levels have mean 0
+    "text_dropout": 0.0,  # guidance uses a second network instead of dropped captions
 }
-"""Keys of `objective` for training; the steps of the pipeline's sampler follow from the same
-keys."""
+"""Keys of `objective` that determine the noise levels in training and in the pipeline's sampler."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"ideogram4": {}}
 """Fields of `model` by size name, from config.json of ideogram-ai/ideogram-4-fp8."""
@@ -75,7 +74,7 @@ class Ideogram4Config(ModelConfig):
     """A named size (ideogram4) or `custom`."""
     family: str = "ideogram4"
     num_layers: int = 34
-    """Number of layers, each over latents and text jointly."""
+    """Number of layers; each computes latents and text jointly."""
     hidden_size: int = 4608
     num_attention_heads: int = 18
     """Number of attention heads."""
@@ -83,14 +82,14 @@ class Ideogram4Config(ModelConfig):
     in_channels: int = 128
     patch_spatial: int = 1
     crossattn_emb_size: int = 53248
-    """Width of the text in the shards: 13 hidden states of each token, interleaved; 106 KB a
-    token."""
+    """Width of the text in the shards: 13 interleaved hidden states of each token, which take 106
+    KB."""
     adaln_width: int = bounded(512, most=2**17)
-    """Width of the narrow timestep embedding from which all modulations are computed."""
+    """Width of the timestep embedding from which all modulations are computed."""
     mrope_section: tuple[int, int, int] = bounded((24, 20, 20), most=2**17, least=None)
-    """Numbers of a head's frequencies for index, row and column (MRoPE), as in config.json.
-    Frequencies 1, 4, 7, ... are those of the row, 2, 5, 8, ... those of the column, as many as
-    these numbers say; all others are those of the index."""
+    """Numbers of a head's frequencies for index, row and column (MRoPE), as in config.json. With
+    (i, r, c), the first r of the frequencies 1, 4, 7, ... are for the row, the first c of 2, 5, 8,
+    ... for the column, and all others for the index."""
 
     def own_sizes(self) -> list[Rule]:
         return [learns_pictures(self, TITLE), attends_to_no_padding(self, TITLE)]
@@ -102,13 +101,13 @@ class Ideogram4Config(ModelConfig):
         return [
             (
                 width % (2 * heads) == 0,
-                f"hidden_size={width} / num_attention_heads={heads} gives heads of an odd width, or"
-                " of none; rotary positions turn pairs",
+                f"hidden_size={width} must be a multiple of 2 * num_attention_heads ="
+                f" {2 * heads}: rotary positions need heads of an even width",
             ),
             (
                 min(sections) > 0 and last < pairs,
-                f"mrope_section={sections} must be at least 1 each, and needs {last + 1}"
-                f" frequencies: heads of width {width // heads} have {pairs}",
+                f"mrope_section={sections} must have numbers of at least 1, and needs {last + 1}"
+                f" frequencies; heads of width {width // heads} have {pairs}",
             ),
         ]
 
@@ -118,7 +117,7 @@ class Ideogram4Config(ModelConfig):
 
 
 def ideogram4_stack(model: Ideogram4Config) -> StackSpec:
-    """The layers, whose modulations are linears of a narrow timestep embedding."""
+    """The specification of the layers; modulations are linears of a timestep embedding."""
     width, heads = model.hidden_size, model.num_attention_heads
     attention = AttentionSpec(width=width, heads=heads, eps=EPS)
     mlp = FeedForwardSpec(width=width, hidden=model.ffn_hidden_size, activation=Activation.SWIGLU)
@@ -129,7 +128,10 @@ def ideogram4_stack(model: Ideogram4Config) -> StackSpec:
 
 
 def _inputs(model: Ideogram4Config) -> tuple[SampleInput, ...]:
-    """The caption, with no rows if dropped; published guidance uses a second network instead."""
+    """The input `text`; a dropped caption has no rows.
+
+    The published pipeline drops no captions: its guidance uses a second network.
+    """
     text = SampleInput(
         name="text",
         kind=InputKind.TEXT,

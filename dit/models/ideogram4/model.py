@@ -1,7 +1,6 @@
-"""Ideogram 4: layers over text and picture in one row, with three interleaved rotary axes."""
-
-# T packed tokens, M level rows, C patch features, D model width, L text tokens, A axes
-# X width of what modulations are made of
+"""Ideogram 4: layers over concatenated text and picture, with three interleaved rotary axes."""
+# T packed tokens, M timesteps, C patch features, D model width, L text tokens, A axes
+# X width of the timestep embedding of modulations
 
 from __future__ import annotations
 
@@ -32,14 +31,14 @@ from dit.pack_wire import to_device
 
 _EPS_OF_TEXT = 1e-6
 _TEXT, _PICTURE = 0, 1
-"""Rows of the embedding of a token's kind."""
+"""Rows of `row_kind`, the embedding that distinguishes text and picture tokens."""
 
 
 class Ideogram4Network(JointTransformer):
     """Denoiser of Ideogram 4: predicts the velocity of each noisy token of a pack.
 
     The arithmetic is that of Diffusers' `Ideogram4Transformer2DModel`. The first pipeline stage
-    computes the narrow timestep embedding, of which all modulations are linears.
+    computes a narrow timestep embedding, from which each layer computes its modulation.
     """
 
     sign, tells_data_part = FAMILY.objective.sign, FAMILY.objective.tells_data_part
@@ -78,7 +77,7 @@ class Ideogram4Network(JointTransformer):
 
     @staticmethod
     def data_part(level_M: Tensor) -> Tensor:
-        # In this order: a level that is rounded otherwise moves the fastest wave by 6e-4.
+        # In this order of operations: another rounding moves the fastest sine by 6e-4.
         return 1 - level_M / ALL_NOISE
 
     def embed(
@@ -86,7 +85,7 @@ class Ideogram4Network(JointTransformer):
     ) -> Blocks:
         dtype = self.config.params_dtype
         text_LE = self.my_tokens(layout.text.of(batch.text_LE.to(dtype)))
-        # By a call, because Megatron-Core's DDP waits there for weights on their way.
+        # By calling the module, because Megatron-Core's DDP waits for gathered weights in the call.
         kinds_2D = self.row_kind(torch.arange(2, device=x_TC.device))
         told_MD = self.told(_waves(level_M, self.config.hidden_size).to(dtype))
         return {
@@ -97,10 +96,10 @@ class Ideogram4Network(JointTransformer):
 
 
 def _waves(part_M: Tensor, width: int) -> Tensor:
-    """Sinusoidal embedding [M, width] of `part_M` times 10000: cosines, then sines, float32.
+    """The sinusoidal embedding [M, width] of `part_M` * 10000: cosines, then sines, float32.
 
-    The last frequency is exactly 1 / 10000. The order of operations is that of the published code,
-    because angles up to 10000 make its rounding part of the result.
+    The last frequency is exactly 1 / 10000. The order of operations is that of the published code:
+    for angles up to 10000, another order changes the result by its rounding.
     """
     half, most = width // 2, 10_000.0
     index = torch.arange(half, dtype=torch.float32, device=part_M.device)

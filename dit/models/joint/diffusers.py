@@ -1,10 +1,10 @@
-"""Code shared by Diffusers forms of networks with joint attention: config.json and calls.
+"""Keys of config.json, and calls of Diffusers' networks, for families with joint attention.
 
-FLUX and Chroma have double-stream layers, then single-stream ones. The Hunyuan models refine their
-captions; HunyuanVideo 1.5 and HunyuanImage also read ByT5's states.
+FLUX and Chroma have double-stream layers, then single-stream ones. The Hunyuan models have a token
+refiner for captions; HunyuanVideo 1.5 and HunyuanImage also get ByT5's states of quoted words.
 """
 
-# B samples, L text tokens, E text width, G tokens of words in quotation marks
+# B samples, L text tokens, E text width, G tokens of quoted words
 
 from __future__ import annotations
 
@@ -26,22 +26,24 @@ if TYPE_CHECKING:
     from dit.models.positions import PositionRule
 
 PATCH = 2
-"""Side, in latent cells, of the patches that the pipelines of FLUX and Chroma turn into tokens."""
+"""Side of a patch, in latent pixels, in the pipelines of FLUX and Chroma."""
 
 
 def channels_of_patches(t: Any) -> int:
-    """Number of latent channels, computed from `in_channels` of the config.json `t`.
+    """The number of latent channels, from `t`, the keys of a config.json.
 
-    `in_channels` is the number of features of a token.
+    It is the key `in_channels`, the number of features of a token, divided by the number of latent
+    pixels in a patch.
 
     Raises:
-        ValueError: `in_channels` is no multiple of the latent cells in a patch.
+        ValueError: `in_channels` is not a multiple of that number.
     """
     rows, frames = t.kept.patch_spatial, t.kept.patch_temporal
     channels, rest = divmod(t.in_channels, frames * rows**2)
     if rest:
         raise ValueError(
-            f"in_channels={t.in_channels} are no patches of {frames} frames x {rows} x {rows}"
+            f"in_channels={t.in_channels} must be a multiple of {frames * rows**2}, the number of"
+            f" latent pixels in a patch of {frames} x {rows} x {rows} (frames x rows x columns)"
         )
     return channels
 
@@ -56,10 +58,11 @@ def double_single_keys(
     outputs: bool = True,
     patch: bool = True,
 ) -> tuple[Key, ...]:
-    """config.json keys of classes with double-stream, then single-stream layers.
+    """The keys of config.json of a class with double-stream, then single-stream layers.
 
-    The arguments are the class's defaults: `layers` of both kinds, `text` width, rotary `axes`.
-    `outputs` says whether `out_channels` is a key, `patch` whether `patch_size` is.
+    The arguments are defaults of the class: `layers` are the numbers of double-stream and
+    single-stream layers, `text` is the text width, `axes` the widths of rotary axes. `outputs` says
+    whether `out_channels` is a key, `patch` whether `patch_size` is.
     """
     return (
         *((Key("patch_size", default=1),) if patch else ()),
@@ -83,14 +86,13 @@ def double_single_keys(
 DOUBLE_SINGLE_KEYS = double_single_keys(
     channels=64, layers=(19, 38), heads=24, text=4096, axes=(16, 56, 56)
 )
-"""config.json keys of `FluxTransformer2DModel` and `ChromaTransformer2DModel`, with defaults."""
+"""The keys of config.json that `FluxTransformer2DModel` and `ChromaTransformer2DModel` share."""
 
 
 def kept_patch(rows: int) -> tuple[OwnKey, ...]:
-    """Private keys that exports add to config.json for the size of patches.
+    """Private keys for the size of patches, for Diffusers classes without keys for it.
 
-    They are for Diffusers classes without such keys. `rows` is the side of a patch in published
-    networks.
+    `rows` is the side of a patch in published networks.
     """
     return (
         OwnKey("patch_spatial", PositiveInt, published=lambda _: rows),
@@ -102,20 +104,23 @@ KEPT_PATCH = kept_patch(PATCH)
 
 
 def whole_patches(t: Any) -> Rule:
-    """The rule that the network of `t` has patches of one cell, as the pipeline cuts patches."""
-    return (t.patch_size == 1, f"patch_size={t.patch_size}; patches are cut before the network")
+    """The rule that `patch_size` in a config.json `t` is 1: pipelines cut patches themselves."""
+    return (
+        t.patch_size == 1,
+        f"patch_size={t.patch_size} must be 1: pipelines cut patches before they call the network",
+    )
 
 
 def outputs_as_inputs(t: Any) -> Rule:
-    """The rule that `t` has as many output channels as input channels; null stands for equal."""
+    """The rule that a config.json `t` has as many output as input channels, or null for equal."""
     return (
         t.out_channels in (None, t.in_channels),
-        f"out_channels={t.out_channels} with in_channels={t.in_channels}",
+        f"out_channels={t.out_channels} must be equal to in_channels={t.in_channels}",
     )
 
 
 def double_single_rules(t: Any) -> list[Rule]:
-    """Rules that a config.json `t` must satisfy for our network to compute what Diffusers' does."""
+    """Rules for a config.json `t` of FLUX or Chroma; our network lacks what they exclude."""
     return [
         whole_patches(t),
         outputs_as_inputs(t),
@@ -123,28 +128,31 @@ def double_single_rules(t: Any) -> list[Rule]:
 
 
 def mlp_ratio(hidden: int, width: int) -> float:
-    """The `ModelConfig.mlp_ratio` of a network of width `width` with an MLP of width `hidden`."""
+    """The ratio with int(ratio * `width`) == `hidden`: `model.mlp_ratio` of an MLP."""
     return next(x for x in (hidden / width, (hidden + 0.5) / width) if int(x * width) == hidden)
 
 
 def mlp_misfit(model: ModelConfig, class_name: str) -> list[str]:
-    """A message why the Diffusers class `class_name` cannot have the MLP of `model`, in a list.
+    """Why the MLP of `model` cannot be exported to the Diffusers class `class_name`.
 
-    The list is empty if it can.
+    The list has one message, or is empty if it can be exported.
     """
     if model.ffn_hidden_size == 4 * model.hidden_size:
         return []
-    return [f"model.mlp_ratio={model.mlp_ratio:g} cannot be exported: {class_name} has 4"]
+    return [
+        f"model.mlp_ratio={model.mlp_ratio:g} cannot be exported: 4 is fixed in Diffusers'"
+        f" {class_name}. Train with model.mlp_ratio=4 to export"
+    ]
 
 
 def patch_rules(model: DoubleSingleConfig, *, rows: int = PATCH) -> list[Rule]:
-    """`Pipeline.rules` of FLUX and Chroma: a token has `rows` x `rows` latent cells."""
+    """`Pipeline.rules` of pipelines that cut patches of 1 frame x `rows` x `rows` latent pixels."""
     patch = (model.patch_temporal, model.patch_spatial)
     return [
         (
             patch == (1, rows),
-            f"model.patch_temporal={patch[0]} and model.patch_spatial={patch[1]}, and it cuts"
-            f" patches of 1 frame x {rows} x {rows}",
+            f"model.patch_temporal={patch[0]} and model.patch_spatial={patch[1]}, but the pipeline"
+            f" cuts patches with 1 and {rows}",
         )
     ]
 
@@ -159,11 +167,11 @@ def run_on_patches(
     positions: PositionRule | None = None,
     **inputs: Any,
 ) -> Tensor:
-    """Outputs [B, C, F, H, W] of Diffusers' `network` for B samples of one size.
+    """The outputs [B, C, F, H, W] of Diffusers' `network` for B samples of equal sizes.
 
-    `latents` has each sample's latent, then its references; `inputs` are further arguments of the
-    network's class. Text has position 0 unless `inputs` has `txt_ids`; tokens have those of
-    `positions` (None: `GridPositions`).
+    `latents` has, for each sample, its latent, then its references. `inputs` are further arguments
+    of the network. `positions` gives the positions of tokens (None: `GridPositions`); the position
+    of text is 0 unless `inputs` has `txt_ids`.
     """
     import torch
 
@@ -193,24 +201,29 @@ def run_on_sample(
     references: tuple[Tensor, ...] = (),
     **inputs: Any,
 ) -> Tensor:
-    """Output [C, F, H, W] of Diffusers' `network` for one sample at the timestep `level`.
+    """The output [C, F, H, W] of Diffusers' `network` for one sample.
 
-    `level` is in [0, 1000]. `references` may have any size.
+    `level` is the timestep, in [0, 1000]. `references` may have other sizes than the sample.
+    `inputs` are further arguments of `run_on_patches`.
     """
     import torch
 
     latents, text_BLE = (sample.latent_CFHW, *references), sample.text_LE[None]
-    inputs["timestep"] = torch.tensor([level / 1000])  # it multiplies by 1000 itself
+    inputs["timestep"] = torch.tensor([level / 1000])  # the network multiplies by 1000
     return run_on_patches(network, [latents], text_BLE, model, fps=sample.fps, **inputs)[0]
 
 
 GLYPH_HIDDEN = 2048
-"""Hidden width of the embedding of ByT5's states; fixed in Diffusers."""
+"""Hidden width of the embedding of ByT5's states, which is fixed in Diffusers."""
 _NORM, _THETA = "rms_norm", 256.0
 
 
 def hunyuan_keys(*, heads: int, layers: int, text: int, axes: Key) -> tuple[Key, ...]:
-    """config.json keys that all Hunyuan models have; the arguments are a class's defaults."""
+    """The keys of config.json that all Hunyuan models have.
+
+    The arguments are the defaults of a class: numbers of heads and layers, and the text width;
+    `axes` is the key for the rotary axes.
+    """
     return (
         same("num_attention_heads", heads),
         heads_of(128),
@@ -225,23 +238,23 @@ def hunyuan_keys(*, heads: int, layers: int, text: int, axes: Key) -> tuple[Key,
 
 
 def hunyuan_rules(t: Any) -> list[Rule]:
-    """Rules that a config.json `t` must satisfy for our networks to compute what Diffusers' do."""
+    """Rules for a config.json `t` of a Hunyuan model; our networks lack what they exclude."""
     return [
-        (t.qk_norm == _NORM, f"qk_norm={t.qk_norm!r}, not {_NORM}"),
-        (t.rope_theta == _THETA, f"rope_theta={t.rope_theta:g}, not {_THETA:g}"),
+        (t.qk_norm == _NORM, f'qk_norm={t.qk_norm!r} must be "{_NORM}"'),
+        (t.rope_theta == _THETA, f"rope_theta={t.rope_theta:g} must be {_THETA:g}"),
         (
             t.num_refiner_layers <= MOST_REFINER_LAYERS,
-            f"num_refiner_layers={t.num_refiner_layers}, more than {MOST_REFINER_LAYERS}",
+            f"num_refiner_layers={t.num_refiner_layers} must be at most {MOST_REFINER_LAYERS}",
         ),
     ]
 
 
 def first_frame(latent: Tensor, given: Tensor | None) -> tuple[int, Tensor]:
-    """(number of conditioning frames, these frames and their mask [C + 1, F, H, W]) for `latent`.
+    """(number of given frames, the given frames and their mask [C + 1, F, H, W]) for `latent`.
 
-    `given` has the conditioning frames. The last channel is the mask, 1 on these frames; the other
-    frames are zeros. If `given` is None or not shorter than `latent`, there are no conditioning
-    frames.
+    `given` has the given first frames; the result has zeros at all other frames. The last channel
+    is the mask, 1 on given frames. If `given` is None or not shorter than `latent`, no frame is
+    given.
     """
     shown = latent.new_zeros(latent.shape[0] + 1, *latent.shape[1:])
     if given is None or given.shape[1] >= latent.shape[1]:
@@ -252,20 +265,24 @@ def first_frame(latent: Tensor, given: Tensor | None) -> tuple[int, Tensor]:
 
 
 def glyph_misfit(model: HasGlyphs, class_name: str) -> list[str]:
-    """A message why the Diffusers class `class_name` cannot have our embedding of ByT5's states.
+    """Why our embedding of ByT5's states cannot be exported to the Diffusers class `class_name`.
 
-    It is in a list, which is empty if the class can.
+    The list has one message, or is empty if it can be exported.
     """
     if model.glyph_hidden_size == GLYPH_HIDDEN:
         return []
     return [
-        f"model.glyph_hidden_size={model.glyph_hidden_size} cannot be exported: Diffusers'"
-        f" {class_name} has {GLYPH_HIDDEN}"
+        f"model.glyph_hidden_size={model.glyph_hidden_size} cannot be exported: {GLYPH_HIDDEN} is"
+        f" fixed in Diffusers' {class_name}. Train with model.glyph_hidden_size={GLYPH_HIDDEN} to"
+        " export"
     ]
 
 
 def text_inputs(model: HasGlyphs, text_LE: Tensor, glyph_GE: Tensor | None) -> dict[str, Tensor]:
-    """Arguments of Diffusers' network for a caption, and for ByT5's states of quoted words."""
+    """The arguments of Diffusers' network for a caption and for ByT5's states of quoted words.
+
+    `glyph_GE` is None for a caption without quoted words.
+    """
     if glyph_GE is None:
         glyph_GE = text_LE.new_zeros(0, model.glyph_embed_size)
     return {

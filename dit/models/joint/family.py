@@ -1,4 +1,4 @@
-"""Sizes, rules and layers of networks with joint attention."""
+"""Sizes, rules and layer specifications of networks with joint attention."""
 
 from __future__ import annotations
 
@@ -37,15 +37,16 @@ JOINT_PARTS: Mapping[str, str] = {
     "attention": "attention",
     "mlp": "mlp",
 }
-"""`Family.parts` of networks with double-stream layers: parts whose gradient norms are logged."""
+"""`Family.parts` of networks with double-stream layers: the parts whose gradient norms are
+logged."""
 ADALN_ZERO = ("*modul*.linear.weight", "*proj_out.weight")
 """`WeightRules.zero` of adaLN-Zero (arXiv:2212.09748, Sec. 3.2): each layer starts as the identity,
 and the network outputs 0."""
 
 
 EVEN_STEPS: Mapping[str, Any] = {"name": "flow", "sampling_levels": "even"}
-"""Keys of `objective` for pipelines whose scheduler gets even steps, from 1 to 1 / number of
-steps."""
+"""Keys of `objective` for pipelines whose scheduler gets evenly spaced noise levels, from 1 to
+1 / number of steps."""
 TINY_DOUBLE_SINGLE: Mapping[str, Any] = {**TINY_NETWORK, "num_single_layers": 4}
 
 
@@ -72,7 +73,7 @@ class HasKeyHeads(Protocol):
 
 
 class HasGlyphs(Protocol):
-    """A configuration of a network that reads ByT5's states of words in quotation marks."""
+    """A configuration of a network that gets ByT5's states of words in quotation marks."""
 
     @property
     def glyph_embed_size(self) -> int: ...
@@ -81,7 +82,7 @@ class HasGlyphs(Protocol):
 
 
 def even_axes(model: HasAxes) -> Rule:
-    """The rule that each rotary axis has an even size, because numbers are rotated in pairs."""
+    """The rule that each rotary axis has an even width, because numbers are rotated in pairs."""
     axes = list(model.rope_axes)
     return (
         all(axis >= 2 and axis % 2 == 0 for axis in axes),
@@ -95,16 +96,16 @@ def axes_fill_heads(model: HasAxes) -> Rule:
     width = model.hidden_size // heads
     return (
         model.hidden_size % heads > 0 or sum(axes) == width,
-        f"rope_axes={axes} add up to {sum(axes)}, and hidden_size={model.hidden_size} /"
-        f" num_attention_heads={heads} gives heads of width {width}; choose axes that add"
-        " up to it",
+        f"rope_axes={axes} must add up to {width}, the width of a head (hidden_size="
+        f"{model.hidden_size} / num_attention_heads={heads}), but their sum is {sum(axes)}",
     )
 
 
 def key_heads_divide(model: HasKeyHeads) -> list[Rule]:
-    """Rules of grouped-query attention, on numbers that must divide other numbers.
+    """The rules of grouped-query attention.
 
-    Key heads divide query heads, and tensor ranks divide key heads.
+    The number of key heads must divide the number of query heads, and the number of tensor ranks
+    must divide the number of key heads.
     """
     heads, keys, tp = (
         model.num_attention_heads,
@@ -115,52 +116,57 @@ def key_heads_divide(model: HasKeyHeads) -> list[Rule]:
     return [
         (
             heads % keys == 0,
-            f"num_kv_heads={keys} does not divide num_attention_heads={heads}, which share them",
+            f"num_kv_heads={keys} must divide num_attention_heads={heads}: each key head serves"
+            " equally many query heads",
         ),
         (
             keys % tp == 0,
-            f"tensor_model_parallel_size={tp} does not divide num_kv_heads={keys}, which tensor"
-            f" ranks share; choose {', '.join(allowed[:-1])}{' or ' * (keys > 1)}{allowed[-1]}",
+            f"tensor_model_parallel_size={tp} must divide num_kv_heads={keys}, because key heads"
+            f" are distributed over tensor ranks; choose {', '.join(allowed[:-1])}"
+            f"{' or ' * (keys > 1)}{allowed[-1]}",
         ),
     ]
 
 
 def heads_share_mlp(model: ModelConfig) -> Rule:
-    """The rule that heads divide the MLP, whose units single-stream layers order by head."""
+    """The rule that the number of heads divides the MLP width.
+
+    Single-stream layers order the hidden units of the MLP by head.
+    """
     heads = model.num_attention_heads
     return (
         model.ffn_hidden_size % heads == 0,
-        f"the MLP width {model.ffn_hidden_size} (hidden_size * mlp_ratio) does not divide by"
-        f" num_attention_heads={heads}, by which single-stream layers share it out; choose"
-        f" hidden_size and mlp_ratio that make it a multiple of {heads}",
+        f"the MLP width {model.ffn_hidden_size} (hidden_size * mlp_ratio) must be a multiple of"
+        f" num_attention_heads={heads}, because single-stream layers divide the MLP among heads;"
+        " change mlp_ratio",
     )
 
 
 def attends_to_no_padding(model: ModelConfig, title: str) -> Rule:
-    """The rule that captions are not padded, for networks whose attention masks padding.
+    """The rule that captions are not padded, for networks that do not attend to padding.
 
-    `title` names the network in the message.
+    `title` is the network's name in the message.
     """
     return (
         model.text_pad_to is None,
-        f"text_pad_to={model.text_pad_to}: {title} attends to no padding of captions; set it to"
-        " null",
+        f"text_pad_to={model.text_pad_to} must be null: {title} does not attend to padding of"
+        " captions",
     )
 
 
 def learns_pictures(model: ModelConfig, title: str) -> Rule:
-    """The rule that a patch is one frame deep, for families of images.
+    """The rule that a patch has one frame, for networks of images.
 
-    `title` names the network in the message.
+    `title` is the network's name in the message.
     """
     return (
         model.patch_temporal == 1,
-        f"patch_temporal={model.patch_temporal}: {title} learns pictures; set it to 1",
+        f"patch_temporal={model.patch_temporal} must be 1: {title} is a network of images",
     )
 
 
 def glyph_input(model: HasGlyphs, *, encoder: str) -> SampleInput:
-    """The input with ByT5's states of words in quotation marks, which a sample may lack."""
+    """The optional input `text_2`: ByT5's states of words in quotation marks."""
     optional: Any = {"required": False, "may_be_empty": True, "encoder": encoder}
     return SampleInput(name=GLYPHS, kind=InputKind.TEXT, width=model.glyph_embed_size, **optional)
 
@@ -172,10 +178,11 @@ class DoubleSingleConfig(ModelConfig):
     shown_before: ClassVar[Mapping[str, str]] = {"num_single_layers": "hidden_size"}
 
     num_layers: int = 19
-    """Number of double-stream layers, in which latents and text have weights of their own, and
-    attention is over both."""
+    """Number of double-stream layers, in which latents and text have separate weights, but attend
+    to each other."""
     num_single_layers: int = bounded(38, most=2**14)
-    """Number of single-stream layers after the double-stream ones, on latents and text together."""
+    """Number of single-stream layers, which come after the double-stream ones and compute latents
+    and text jointly."""
     hidden_size: int = 3072
     num_attention_heads: int = 24
     """Number of attention heads."""
@@ -203,7 +210,7 @@ class DoubleSingleConfig(ModelConfig):
 
     @property
     def input_features(self) -> int:
-        """Number of features of a token that enters the network."""
+        """Number of input features of a token."""
         return self.patch_features
 
 
@@ -214,9 +221,9 @@ def joint_layer_parts(
     activation: Activation = Activation.GELU_TANH,
     bias: bool = True,
 ) -> dict[str, Any]:
-    """Keyword arguments of `double_layer` and `single_layer` that specify attention and MLP.
+    """The arguments `attention` and `feed_forward` of `double_layer` and `single_layer`.
 
-    `norm` is that of queries and keys; `activation` is that of the MLP.
+    `norm` is the norm of queries and keys, `activation` the activation of the MLP.
     """
     width, hidden, heads = model.hidden_size, model.ffn_hidden_size, model.num_attention_heads
     return {
@@ -236,9 +243,9 @@ def double_layer(
     latents: WholeLayerModulation = _PER_BLOCK,
     text: WholeLayerModulation = _PER_BLOCK,
 ) -> LayerSpec:
-    """A double-stream layer: latents and text have separate weights, and attention over both.
+    """A double-stream layer: latents and text have separate weights, but attend to each other.
 
-    `latents` and `text` are the modulations of the two rows.
+    `latents` and `text` are the modulations of the two streams.
     """
     m, t = Modulation("modulation", latents), Modulation("text_modulation", text)
     of_text = Port(TEXT_TOKENS, "text_attention", t[0])
@@ -260,7 +267,8 @@ def single_layer(
 ) -> LayerSpec:
     """A single-stream layer: attention and feed-forward over latents and text as one sequence.
 
-    `fused` says that Diffusers, too, has queries, keys, values and hidden units in one linear.
+    `fused` says whether Diffusers also computes queries, keys, values and hidden units by one
+    linear.
     """
     joint = Port(JOINT_TOKENS, slot=Modulation("modulation", modulation)[0])
     return LayerSpec((AttendAndFeed(joint, attention, feed_forward, fused),))
@@ -276,11 +284,11 @@ def sequential_layer(
     after: bool = False,
     attend: Callable[[Port, AttentionSpec], Attend] = Attend,
 ) -> LayerSpec:
-    """A layer of attention, then feed-forward on the row `row`, each after a norm with weights.
+    """A layer of attention, then feed-forward, on the stream of tokens `row`.
 
-    `norm` is that norm. `after` adds a norm of each output (sandwich). Without a modulation tokens
-    are neither scaled nor gated, as in refiners of text. `attend` makes the part with the
-    attention.
+    `norm`, which has weights, comes before attention and before the feed-forward; with `after`
+    there is also one after each (sandwich norms). `modulation` is None for layers without it, as in
+    refiners of text. `attend` creates the attention part of the layer.
     """
 
     def port(module: str, number: int) -> Port:
@@ -301,10 +309,10 @@ def double_then_single(
     fused: bool = False,
     **of_layers: Any,
 ) -> tuple[StackSpec, ...]:
-    """`num_layers` double-stream layers, then `num_single_layers` single-stream layers.
+    """Two stacks: `num_layers` double-stream layers, then `num_single_layers` single-stream layers.
 
-    `latents` and `text` are the modulations of these rows in double-stream layers, `single` is that
-    of single-stream layers, and `fused` is as in `AttendAndFeed`. Other arguments are those of
+    `latents` and `text` are the modulations in double-stream layers, `single` is the modulation in
+    single-stream layers, and `fused` is as in `single_layer`. Other arguments are those of
     `joint_layer_parts`.
     """
     parts = joint_layer_parts(model, **of_layers)

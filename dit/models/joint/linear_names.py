@@ -1,9 +1,9 @@
-"""Diffusers' names for linears of FLUX and the Hunyuan models by their names in other code.
+"""Maps from names of linears in other projects to Diffusers' names, for adapter files.
 
-They are for files of adapters. `*` stands for the number of a block. If a project fuses several of
-Diffusers' linears in one, their names are listed with spaces: each has as many outputs as inputs,
-and the last one has all other outputs. `~` ends the name of a linear whose shift and scale are
-exchanged.
+They are for FLUX and the Hunyuan models, in the form of `DiffusersForm.original_names`: `*` stands
+for the index of a block. If a project fuses several of Diffusers' linears, their names are
+separated by spaces; each has as many outputs as inputs, and the last has all other outputs. `~`
+ends the name of a linear whose shift and scale are swapped.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _STREAMS = (("img", "", _QKV, "attn.to_out.0"), ("txt", "_context", _ADDED, "att
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Words:
-    """One project's names for the linears of attention, modulation, MLPs and embeddings."""
+    """The parts of one project's names of linears that differ from those of other projects."""
 
-    attention: str  # between the name of an attention and that of its linear
+    attention: str  # separator between the name of an attention and the name of its linear
     modulation: str
     mlp: tuple[str, str]
     embedding: tuple[str, str]
     pooled: tuple[str, str]
-    """Both linears that embed pooled text in a token refiner."""
+    """Names of the two linears that embed pooled text in a token refiner."""
     fused: bool = True
-    """Whether q, k and v of a block are one linear, which in single-stream blocks also includes the
-    MLP's first linear."""
+    """Whether q, k and v of a block are one linear; in single-stream blocks it then also contains
+    the first linear of the MLP."""
 
 
 FLUX = Words(
@@ -44,8 +44,7 @@ FLUX = Words(
     embedding=("in_layer", "out_layer"),
     pooled=("in_layer", "out_layer"),
 )
-"""Names in FLUX's code; ComfyUI also uses them for the Hunyuan models, which it builds of FLUX's
-layers."""
+"""Names in FLUX's code. ComfyUI also uses them for the Hunyuan models."""
 HUNYUAN = Words(
     attention="_",
     modulation="linear",
@@ -53,7 +52,7 @@ HUNYUAN = Words(
     embedding=("mlp.0", "mlp.2"),
     pooled=("linear_1", "linear_2"),
 )
-"""Names in the Hunyuan models' own code, in which q, k and v are one linear."""
+"""Names in the original checkpoints of the Hunyuan models, in which q, k and v are one linear."""
 GLYPH_LINEARS = {f"byt5_in.fc{n}": f"context_embedder_2.linear_{n}" for n in (1, 2, 3)}
 """Diffusers' names of the linears that embed ByT5's states, by their names in other projects."""
 HEAD = {"final_layer.linear": "proj_out", "final_layer.adaLN_modulation.1": "norm_out.linear~"}
@@ -69,8 +68,8 @@ def double_block_names(
 ) -> Names:
     """Diffusers' names for the linears of double-stream blocks, by a project's names.
 
-    `modulated` says whether each block has its own modulations. `mlp` are Diffusers' names of the
-    linears of an MLP.
+    `modulated` says whether each block has linears for its modulations. `mlp` are Diffusers' names
+    of the two linears of an MLP.
     """
     names: Names = {}
     for stream, end, made, out in _STREAMS:
@@ -89,7 +88,7 @@ def double_block_names(
 def single_block_names(words: Words, *, modulated: bool = True) -> Names:
     """Diffusers' names for the linears of single-stream blocks, by a project's names.
 
-    `modulated` says whether each block has its own modulation.
+    `modulated` says whether each block has a linear for its modulation.
     """
     block, linears = "single_blocks.*", [f"{_SINGLE}.{one}" for one in (*_QKV, "proj_mlp")]
     names: Names = {}
@@ -108,7 +107,7 @@ def single_block_names(words: Words, *, modulated: bool = True) -> Names:
 def refiner_names(words: Words) -> Names:
     """Diffusers' names for the linears of a token refiner, by a project's names.
 
-    The project has q, k and v as one linear.
+    In every project the refiner's q, k and v are one linear.
     """
     told = "context_embedder.time_text_embed"
     attention = f"{_REFINER}.self_attn{words.attention}"
@@ -126,8 +125,8 @@ def refiner_names(words: Words) -> Names:
 def hunyuan_names(words: Words, embeddings: Mapping[str, str], *, single: bool = True) -> Names:
     """Diffusers' names for the linears of a Hunyuan model, by a project's names.
 
-    `embeddings` are the names of embeddings of two linears; `single` says whether the model has
-    single-stream blocks.
+    `embeddings` is as in `embedding_names`; `single` says whether the model has single-stream
+    blocks.
     """
     return {
         **double_block_names(words),

@@ -1,10 +1,11 @@
-"""Diffusers' names and keys of config.json for networks like Lumina Image 2.0's.
+"""Tensor names and keys of config.json in Diffusers of Lumina Image 2.0 and OmniGen2.
 
-OmniGen2 has the same names in its public code, with more layers.
+OmniGen2's public code has the same names as Lumina's, for more layers.
 """
 
 # D model width, K head width, Q queries, keys and values of a token, F width of the MLP
-# W cosines and sines of the level, T width of its embedding, E text width, C numbers in a token
+# W width of the sinusoidal timestep embedding, T width of the timestep embedding after its linears
+# E text width, C numbers in a token
 
 from __future__ import annotations
 
@@ -28,14 +29,14 @@ LUMINA_STACKS = {
     "context_refiner": "context_refiner",
     "blocks": "layers",
 }
-"""Diffusers' name of the layers of each of our stacks."""
+"""Diffusers' names of our stacks."""
 LEVEL, TEXT = (f"time_caption_embed.{kind}_embedder" for kind in ("timestep", "caption"))
 _HEADS = ByKeyHead(rotated=(0, 1))
-_MULTIPLE = 256  # of the width of an MLP, by default
+_MULTIPLE = 256  # default of `multiple_of`: MLP widths are rounded up to a multiple of it
 
 
 def _names(stack: str) -> SequentialNames:
-    """Diffusers' names in the layers of the stack that we call `stack`.
+    """Diffusers' names of the modules in a layer of our stack `stack`.
 
     Layers of the text refiner have no modulation.
     """
@@ -49,12 +50,12 @@ def _names(stack: str) -> SequentialNames:
 
 
 def patch_rows(ours: str, theirs: str) -> tuple[Row, ...]:
-    """Name-table rows of the linear `ours` that embeds patches; Diffusers calls it `theirs`."""
+    """Lines of the name table for a patch embedding, called `ours` and in Diffusers `theirs`."""
     return linear_rows(ours, theirs, "D", "C", arrangement=Features(THWC, axis=1))
 
 
 def lumina_rows(stacks: Mapping[str, str]) -> tuple[Row, ...]:
-    """Name-table rows of a whole network; `stacks` maps our names of stacks to Diffusers'."""
+    """Lines of the name table for a whole network; `stacks` maps our stacks to Diffusers' names."""
     column = TensorSplit.COLUMN
     return (
         *patch_rows("patches", "x_embedder"),
@@ -90,7 +91,7 @@ def _hidden(t: Any) -> int:
 
 
 def _usual(model: ModelConfig) -> bool:
-    """Whether the width of the MLP is the default, for which config.json needs no multiplier."""
+    """Whether the MLP width is Diffusers' default, so config.json needs no `ffn_dim_multiplier`."""
     return model.ffn_hidden_size in (4 * model.hidden_size, _up(4 * model.hidden_size))
 
 
@@ -99,7 +100,7 @@ def _up(width: int) -> int:
 
 
 def _multiplier(model: ModelConfig) -> float | None:
-    """The `ffn_dim_multiplier` by which Diffusers gets our MLP width; None if not needed."""
+    """The `ffn_dim_multiplier` for which Diffusers' MLP has our width; None for the default."""
     if _usual(model):
         return None
     width, wanted = 4 * model.hidden_size, model.ffn_hidden_size
@@ -111,10 +112,10 @@ def _multiple(model: ModelConfig) -> int:
 
 
 def lumina_keys(*, layers: tuple[int, int], largest: tuple[int, ...]) -> tuple[Key, ...]:
-    """config.json keys that Lumina Image 2.0 and OmniGen2 share; arguments are a class's defaults.
+    """The keys of config.json that Lumina Image 2.0 and OmniGen2 share.
 
-    `layers` has the number of joint layers, then of a refiner's layers; `largest` the lengths of
-    the tables of rotary angles.
+    `layers` are the class's default numbers of joint layers and of layers of a refiner. `largest`
+    are the lengths of the tables of rotary angles that exports write.
     """
     return (
         Key("patch_size", "patch_spatial", 2),
@@ -139,15 +140,12 @@ def lumina_keys(*, layers: tuple[int, int], largest: tuple[int, ...]) -> tuple[K
 
 
 def lumina_rules(t: Any, *, eps: float) -> list[Rule]:
-    """Rules that a config.json `t` must satisfy for our network to compute what Diffusers' does.
-
-    `eps` is the epsilon of our norms.
-    """
+    """Rules for a config.json `t`; `eps` is the epsilon of our network's norms."""
     return [
         outputs_as_inputs(t),
-        (t.norm_eps == eps, f"norm_eps={t.norm_eps:g}, not {eps:g}"),
+        (t.norm_eps == eps, f"norm_eps={t.norm_eps:g} must be {eps:g}"),
         (
             t.num_refiner_layers <= MOST_REFINER_LAYERS,
-            f"num_refiner_layers={t.num_refiner_layers}, more than {MOST_REFINER_LAYERS}",
+            f"num_refiner_layers={t.num_refiner_layers} must be at most {MOST_REFINER_LAYERS}",
         ),
     ]

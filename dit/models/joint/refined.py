@@ -1,4 +1,8 @@
-"""Layers of networks with separate refiners of latents and of text (Lumina Image 2.0, Z-Image)."""
+"""Networks with separate refiners of latents and of text: sizes, rules and layer specifications.
+
+They are Lumina Image 2.0, OmniGen2 and Z-Image. A refiner is a stack of layers over one stream of
+tokens, before the joint layers.
+"""
 
 from __future__ import annotations
 
@@ -61,9 +65,9 @@ class RefinedConfig(ModelConfig):
     """Name of the network in messages."""
 
     num_layers: int = 26
-    """Number of layers over latents and text together."""
+    """Number of joint layers of latents and text."""
     num_refiner_layers: int = bounded(2, most=MOST_REFINER_LAYERS)
-    """Number of refiner layers over latents alone, and over text alone, before the joint layers."""
+    """Number of layers of each refiner: one for latents, one for text, before the joint layers."""
     rope_axes: tuple[int, int, int] = bounded((32, 32, 32), most=2**17, least=None)
     """Widths of a head rotated by index in the text, by row, and by column; their sum is the head's
     width."""
@@ -103,8 +107,8 @@ class GroupedRefinedConfig(RefinedConfig):
     num_attention_heads: int = 24
     """Number of query heads."""
     num_kv_heads: int = bounded(8, most=2**14)
-    """Number of key and value heads, each read by num_attention_heads / num_kv_heads query heads;
-    tensor ranks divide them."""
+    """Number of key and value heads. Each serves num_attention_heads / num_kv_heads query heads;
+    tensor_model_parallel_size must divide their number."""
 
     def own_sizes(self) -> list[Rule]:
         return [*super().own_sizes(), attends_to_no_padding(self, self.title)]
@@ -118,10 +122,10 @@ class GroupedRefinedConfig(RefinedConfig):
 
 
 def sides_of_tables(model: ModelConfig, axes_lens: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Largest latent, (frames, rows, columns) in cells, that the tables of rotary angles cover.
+    """The largest latent (frames, rows, columns) that Diffusers' tables of rotary angles cover.
 
-    `axes_lens` has the table length for captions, then for rows and columns of tokens. Frames are
-    not limited.
+    `axes_lens` are the lengths of the tables for captions, rows of tokens and columns of tokens.
+    Frames are not limited.
     """
     rows, columns = (side * model.patch_spatial for side in axes_lens[1:])
     return 2**20, rows, columns
@@ -134,10 +138,11 @@ def refined_stacks(
     *,
     references: int | None = None,
 ) -> tuple[StackSpec, ...]:
-    """The refiners of latents and of text, then the layers over both as one sequence.
+    """The specifications of the refiners of latents and of text, then of the joint layers.
 
-    Layers of the text refiner have no modulation. `references` is the largest number of references,
-    which have their own refiner; None: the network takes no references.
+    Layers of the text refiner have no modulation; `level` is the modulation of all others.
+    `references` is the largest number of references, which have their own refiner; None: the
+    network has no such refiner.
     """
     feed_forward = FeedForwardSpec(
         width=model.hidden_size, hidden=model.ffn_hidden_size, activation=Activation.SWIGLU
@@ -165,6 +170,7 @@ def refined_stacks(
 def refined_spec(model: RefinedConfig, stacks: tuple[StackSpec, ...]) -> NetworkSpec:
     """The specification of a network with these `stacks`.
 
-    Text and latents of each sample are padded to a multiple of `model.attended_multiple` tokens.
+    Text and latents of each sample are padded to multiples of `model.attended_multiple` tokens, to
+    which layers attend.
     """
     return NetworkSpec(stacks=stacks, attended_multiple=model.attended_multiple)

@@ -1,7 +1,7 @@
-"""Diffusers' names of sequential layers: attention, then a SwiGLU, with norms around both."""
+"""Diffusers' names of the tensors of layers with attention, then a SwiGLU, in one stream."""
 
 # D model width, K head width, Q queries, keys and values of a token, F width of the MLP
-# T width of what modulations are made of
+# T width of the timestep embedding of modulations
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dit.models.joint.tensor_names import norm_rows
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequentialNames:
-    """Diffusers' names of the modules of a layer, without the layer's own name."""
+    """Diffusers' names of the modules of a layer, without the name of the layer."""
 
     norms: tuple[str, ...]
-    """Names of the norms before and after attention, before and after the MLP; or of the two
-    before; or none."""
+    """Names of norms: four (before and after attention, before and after the MLP), two (before
+    attention and before the MLP), or none."""
     modulation: str | None
     """Name of the modulation's linear; None: the layer has no modulation."""
     attention: str
@@ -30,18 +30,18 @@ class SequentialNames:
     gate: str | None = None
     """Name of the linear that gates the output of attention; None: there is no gate."""
     of_norms: str = "weight"
-    """What we call the weight of a norm: `weight`, or `offset` if it is stored minus 1."""
+    """Our name of a norm's weight: `weight`, or `offset` if weight - 1 is stored."""
 
 
 def weight_row(ours: str, theirs: str, width: str = "D", *, kind: str = "weight") -> Row:
-    """Name-table row of a norm's weight, which our network calls `kind`."""
+    """The line of the name table for a norm's weight, which our network calls `kind`."""
     return Row(f"{ours}.{kind}", (f"{theirs}.weight",), TensorSplit.REPLICATED, (width,))
 
 
 def refined_layers(stacks: Iterable[str]) -> Callable[[RefinedConfig], dict[str, int]]:
-    """A function for `NameTable.layers`, which maps names of stacks to numbers of layers.
+    """A function for `NameTable.layers`: it maps names of stacks to numbers of layers.
 
-    `stacks` are the refiners' names; the joint layers are `blocks`.
+    `stacks` are the names of the refiners; the joint layers are the stack `blocks`.
     """
 
     def layers(model: RefinedConfig) -> dict[str, int]:
@@ -53,9 +53,9 @@ def refined_layers(stacks: Iterable[str]) -> Callable[[RefinedConfig], dict[str,
 def sequential_rows(
     stack: str, theirs: str, names: SequentialNames, *, heads: Arrangement, rotated: bool = True
 ) -> tuple[Row, ...]:
-    """Name-table rows of the layers of our `stack`, which Diffusers calls `theirs`.
+    """Lines of the name table for the layers of our stack `stack`, in Diffusers `theirs`.
 
-    `heads` is the order of q, k and v in one matrix; `rotated` is as in `layer_rows`.
+    `heads` arranges q, k and v in one matrix; `rotated` is as in `layer_rows`.
     """
     named = f"{stack}.layers.*", f"{theirs}.*", names
     return layer_rows(*named, heads=heads, rotated=rotated)
@@ -70,11 +70,11 @@ def layer_rows(
     rotated: bool,
     hidden: str = "ffn_hidden_size",
 ) -> tuple[Row, ...]:
-    """Name-table rows of a layer whose modulation alone has biases.
+    """Lines of the name table for a layer in which only the modulation has a bias.
 
-    `ours` and `theirs` begin the names of its tensors, `heads` is the order of q, k and v in one
-    matrix. `rotated` says that rotary pairs are adjacent in Diffusers, not half a head apart.
-    `hidden` is the field with the width of the MLP.
+    Names of tensors begin with `ours`, in Diffusers with `theirs`. `heads` arranges q, k and v in
+    one matrix. `rotated` says whether the numbers of a rotary pair are adjacent in Diffusers; in
+    our network they are half a head apart. `hidden` is the field with the width of the MLP.
     """
     column = TensorSplit.COLUMN
     attention, own = f"{theirs}.{names.attention}", f"{ours}.attention"

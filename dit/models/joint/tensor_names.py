@@ -1,8 +1,9 @@
 """Diffusers' names for layers with joint attention, shared by several families."""
 
 # D model width, F width of the MLP, K head width, C numbers in a token of the prediction
-# W cosines and sines of a number that is told, P width of pooled text
-# E width of a refiner's text, R of its MLPs, G of ByT5's rows, S inside of their embedding
+# W width of a sinusoidal embedding, P width of pooled text
+# E text width, R width of a refiner's MLPs, G width of ByT5's states, S hidden width of their
+# embedding
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS, REFINER_RATI
 
 _COLUMN, _ROW = TensorSplit.COLUMN, TensorSplit.ROW
 BY_HEAD = ByHead(rotated=(0, 1))
-"""Order of q, k and v by heads: Diffusers rotates adjacent numbers of q and k as a pair, our
-networks numbers half a head apart."""
+"""Arrangement of rotated q, k and v. Diffusers rotates adjacent numbers of q and k as a pair; our
+networks rotate numbers that are half a head apart."""
 Exists = Callable[[Any], bool]
 """Whether the network of a configuration has a tensor."""
 
@@ -43,7 +44,7 @@ def norm_rows(
     exists: Exists = _always,
     kind: str = "weight",
 ) -> tuple[Row, ...]:
-    """Name-table rows of the RMSNorms of queries and of keys, with one weight for all heads.
+    """Lines of the name table for RMSNorms of queries and keys, with one weight for all heads.
 
     Our network calls the weight `kind`.
     """
@@ -66,7 +67,8 @@ TEXT = (
     ("norm_added_q", "norm_added_k"),
     "to_add_out",
 )
-"""Names in an attention over text: q, k and v; their norms; the output linear."""
+"""Diffusers' names in the attention of text: q, k and v; the norms of q and k; the output linear.
+`LATENTS` are those in the attention of latents."""
 
 
 def attention_rows(
@@ -79,11 +81,10 @@ def attention_rows(
     exists: Exists = _always,
     output: bool = True,
 ) -> tuple[Row, ...]:
-    """Name-table rows of the linears and norms of an attention.
+    """Lines of the name table for the linears and norms of an attention.
 
-    `names` are those of q, k and v, of two norms, and of the output linear. `exists` says which
-    configurations have the attention, `normed` which have the norms, and `output` whether there is
-    an output linear.
+    `names` are Diffusers' names, in the form of `LATENTS`. `exists` says which configurations have
+    the attention, `normed` which have the norms, and `output` whether there is an output linear.
     """
     qkv, norms, out = names
     rows = (
@@ -104,7 +105,7 @@ def attention_rows(
 
 
 def feed_forward_rows(ours: str, theirs: str) -> tuple[Row, ...]:
-    """Name-table rows of the two linears of a feed-forward."""
+    """Lines of the name table for the two linears of a feed-forward."""
     return (
         *linear_rows(f"{ours}.linear_fc1", f"{theirs}.net.0.proj", "F", "D", split=_COLUMN),
         *linear_rows(f"{ours}.linear_fc2", f"{theirs}.net.2", "D", "F", split=_ROW),
@@ -114,7 +115,7 @@ def feed_forward_rows(ours: str, theirs: str) -> tuple[Row, ...]:
 def modulation_rows(
     ours: str, theirs: str, outputs: str, *, arrangement: Arrangement = SAME
 ) -> tuple[Row, ...]:
-    """Name-table rows of the linear of a modulation with `outputs` numbers."""
+    """Lines of the name table for the linear of a modulation with `outputs` numbers."""
     return linear_rows(
         f"{ours}.linear", theirs, outputs, "D", split=_COLUMN, arrangement=arrangement
     )
@@ -127,9 +128,10 @@ def double_stream_rows(
     modulations: tuple[str, str] | None = ("norm1.linear", "norm1_context.linear"),
     mlps: tuple[str, str] = ("ff", "ff_context"),
 ) -> tuple[Row, ...]:
-    """Name-table rows of double-stream layers, whose names begin with `ours` and `theirs`.
+    """Lines of the name table for double-stream layers, whose names begin with `ours` and `theirs`.
 
-    `modulations` is None if layers have no weights for them.
+    `modulations` and `mlps` are Diffusers' names for latents, then for text; `modulations` is None
+    if layers have no weights for modulations.
     """
     rows: list[Row] = []
     each = zip(("", "text_"), (LATENTS, TEXT), modulations or (None, None), mlps, strict=True)
@@ -144,7 +146,7 @@ def double_stream_rows(
 
 
 def single_stream_rows(ours: str, theirs: str, *, modulated: bool = True) -> tuple[Row, ...]:
-    """Name-table rows of single-stream layers, whose names begin with `ours` and `theirs`.
+    """Lines of the name table for single-stream layers, whose names begin with `ours` and `theirs`.
 
     `modulated` says whether layers have weights for their modulation.
     """
@@ -166,9 +168,9 @@ def single_stream_rows(ours: str, theirs: str, *, modulated: bool = True) -> tup
 
 
 def condition_rows(*, guidance: Exists | None = None) -> tuple[Row, ...]:
-    """Name-table rows of the embeddings of timestep, pooled text and guidance.
+    """Lines of the name table for the embeddings of timestep, pooled text and guidance.
 
-    `guidance` says for which configurations there is a guidance embedding; None: for none.
+    `guidance` says whether a configuration has a guidance embedding; None: none has.
     """
     told = "time_text_embed"
     rows = (
@@ -184,7 +186,7 @@ def condition_rows(*, guidance: Exists | None = None) -> tuple[Row, ...]:
 
 
 def two_linears(ours: str, theirs: str, inputs: str, **options: Any) -> tuple[Row, ...]:
-    """Name-table rows of an embedding of two linears, whose input has the width `inputs`."""
+    """Lines of the name table for an embedding of two linears; `inputs` is its input width."""
     first, second = (f"{theirs}.linear_{n}" for n in (1, 2))
     return (
         *linear_rows(f"{ours}.linear_1", first, "D", inputs, **options),
@@ -193,7 +195,7 @@ def two_linears(ours: str, theirs: str, inputs: str, **options: Any) -> tuple[Ro
 
 
 def layer_norm_rows(ours: str, theirs: str, width: str, **options: Any) -> tuple[Row, Row]:
-    """Name-table rows of the weight and the bias of a LayerNorm."""
+    """Lines of the name table for the weight and the bias of a LayerNorm."""
     weight, bias = (
         Row(f"{ours}.{name}", (f"{theirs}.{name}",), TensorSplit.REPLICATED, (width,), **options)
         for name in ("weight", "bias")
@@ -202,9 +204,9 @@ def layer_norm_rows(ours: str, theirs: str, width: str, **options: Any) -> tuple
 
 
 def refiner_rows(ours: str) -> tuple[Row, ...]:
-    """Name-table rows of a token refiner (HunyuanVideo, HunyuanImage), called `ours` here.
+    """Lines of the name table for the token refiner of the Hunyuan models, which we call `ours`.
 
-    They are those of its embeddings, and of as many layers as a configuration may have.
+    There are lines for the largest number of layers that a configuration may have.
     """
     theirs = "context_embedder"
     layers = (_refiner_layer(ours, theirs, number) for number in range(MOST_REFINER_LAYERS))
@@ -232,9 +234,9 @@ def _refiner_layer(ours: str, theirs: str, number: int) -> tuple[Row, ...]:
 
 
 def glyph_rows(ours: str) -> tuple[Row, ...]:
-    """Name-table rows of the embedding of ByT5's states, called `ours` in our network.
+    """Lines of the name table for the embedding of ByT5's states, which we call `ours`.
 
-    HunyuanVideo 1.5 and HunyuanImage have it.
+    HunyuanVideo 1.5 and HunyuanImage have this embedding.
     """
     linears = (("S", "G"), ("S", "S"), ("D", "S"))
     names = ((f"linear_{number}", shape) for number, shape in enumerate(linears, 1))
@@ -249,9 +251,9 @@ def glyph_rows(ours: str) -> tuple[Row, ...]:
 
 
 def head_rows(*, features: Arrangement = SAME) -> tuple[Row, ...]:
-    """Name-table rows of the last modulated norm and linear.
+    """Lines of the name table for the last modulated norm and the output linear.
 
-    `features` is the order of the features of a token.
+    `features` arranges the features of a token.
     """
     return (
         *modulation_rows("modulate_out", "norm_out.linear", "2D", arrangement=SwappedHalves()),
@@ -267,7 +269,7 @@ EMBEDDER_ROWS: tuple[Row, ...] = (
 
 
 def stack_rows(*, modulated: bool = True) -> tuple[Row, ...]:
-    """Name-table rows of double-stream layers, then single-stream ones (FLUX, Chroma).
+    """Lines of the name table for double-stream and single-stream layers (FLUX, Chroma).
 
     `modulated` says whether layers have weights for their modulations.
     """
@@ -286,7 +288,7 @@ def stack_layers(model: DoubleSingleConfig) -> dict[str, int]:
 
 
 def stream_sizes(model: ModelConfig) -> dict[str, int]:
-    """The number for each letter of the shapes in these name tables, except P, G and S."""
+    """The size for each letter in the shapes of this module's lines, except P, G and S."""
     width, hidden = model.hidden_size, model.ffn_hidden_size
     return {
         **{f"{count}D": count * width for count in (2, 3, 6, 9)},

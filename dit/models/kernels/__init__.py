@@ -1,20 +1,18 @@
-"""Triton kernels that fuse the operations between matrix products, on GPUs.
+"""Triton kernels for GPUs that fuse the operations between matrix products.
 
 Each operator also exists in plain torch (`layers/per_sample`, `layers/queries_and_keys`): CPUs use
-it, and tests compare the kernel with it; `layers/per_sample.kernels_run_on` chooses. Triton is
-imported when the first kernel runs, so it is not needed on machines where none does.
+that form, and tests compare the kernel with it. `layers/per_sample.kernels_run_on` chooses. Triton
+is imported when the first kernel runs, so machines that run no kernel do not need it.
 
-gated_norm            gated residual, norm, scale and shift by noise level, with their gradients;
-                      chunks of tokens by noise level, for sums in a fixed order
-gated_norm_triton     its kernels
+gated_norm            gated residual, norm, scale and shift of tokens by their timestep; groups of
+                      tokens by timestep, so that gradients are summed in a fixed order
 adapter_dropout       dropout on the input of adapters
-adapter_dropout_triton  its kernel
-rotated_heads         RMSNorm of each head and rotary positions of queries and keys
-rotated_heads_triton  its kernels
+rotated_heads         RMSNorm of each head, and rotary positions, of queries and keys
 across_heads          RMSNorm over all heads of a token, with or without rotary positions
-across_heads_triton   its kernels
-row_gradient          the gradient of values, written next to those of queries and keys
-restored_rows         matrices in 8 bits, dequantized for products
-restored_rows_triton  its kernel
-traffic               bytes that the loads and stores of each operator move
+restored_rows         dequantization of 8-bit matrices for matrix products
+*_triton              the Triton kernels of the operators in the file without this suffix:
+                      gated_norm_triton, adapter_dropout_triton, rotated_heads_triton,
+                      across_heads_triton, restored_rows_triton
+row_gradient          the gradient of values, written next to the gradients of queries and keys
+traffic               bytes that each operator loads and stores
 """

@@ -1,17 +1,16 @@
-"""RMSNorm over all heads of a token and rotary positions, of queries and keys.
+"""RMSNorm over all heads of a token, and rotary positions, of queries and keys.
 
-1. across_heads_sums       sums of squares of a token, then summed over tensor ranks, which divide
-   heads
-2. across_heads            scaled, and rotated if there are angles
-3. across_heads_sums       backward: sums of results times their gradients, summed over ranks, too
-4. across_heads_backward
+1. across_heads_sums       sum of squares of each token, which is then summed over tensor ranks
+2. across_heads            normalised queries or keys, rotated if there are angles
+3. across_heads_sums       backward: sum of output * gradient of each token, summed over ranks, too
+4. across_heads_backward   gradients of queries and keys, and of the norms' weights
 
-Kernels read queries and keys where the matrix product wrote them, beside the values of each head,
-and write their gradients to the same layout, so no copy splits the product's output or joins its
-gradient.
+The matrix product writes queries, keys and values of each head next to each other. Kernels read
+them there and write gradients in the same layout, so nothing is copied to split or join them.
 """
 
-# T tokens, H heads of this tensor rank, K head width, X numbers of a head in the product, P parts
+# T tokens, H heads of this tensor rank, K head width, X numbers of a head in the product
+# P programs
 
 from __future__ import annotations
 
@@ -26,17 +25,18 @@ from dit.models.kernels.row_gradient import RowGradient, offered, row_to_fill
 
 PROGRAMS = 512
 """Largest number of programs for each group of heads. A program reads the norm's weights once and
-accumulates its part of their gradient, one number for each of its columns. This many fill an H100
-even with few groups of heads."""
+accumulates their gradient over its tokens. This number fills an H100 even with few groups of
+heads."""
 HEADS = 16
-"""Largest number of heads of a program, so that wide models need no more registers."""
+"""Largest number of heads of a program; it limits the registers that wide models need."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NormedRow:
-    """A tensor [T, H, X] in which each head begins with `parts` slices of K numbers to normalise.
+    """The output [T, H, X] of a matrix product, in which some slices of each head are normalised.
 
-    Slices of the widths `widths` follow, which are returned unchanged.
+    Each head begins with `parts` slices of K numbers, which are normalised. Slices of the widths
+    `widths` follow, which are not.
     """
 
     x_THX: Tensor
@@ -46,13 +46,14 @@ class NormedRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Across:
-    """Parameters of the norm across heads and of the rotation, besides tensors."""
+    """Parameters of the norm across heads and of the rotation that are no tensors."""
 
     eps: float
     numbers: int
-    """Number of elements of a token over all tensor ranks, the divisor of the mean of squares."""
+    """Number of elements of a token's queries (or keys) on all tensor ranks, the divisor of the
+    mean of squares."""
     summed: Callable[[Tensor], Tensor]
-    """Sums a tensor over tensor ranks."""
+    """Returns the sum of a tensor over tensor ranks."""
     twisted: bool = False
     """Whether the two halves of a head have different cosines and sines."""
 
@@ -63,12 +64,11 @@ def normalised(
     angles: tuple[Tensor, Tensor] | None,
     across: Across,
 ) -> tuple[Tensor, ...]:
-    """For each row, its normalised slices, rotated by `angles`, then its other slices as views.
+    """The slices of each row: first the normalised and rotated ones, then views of the others.
 
-    `weights` has a tensor [H * K] for each normalised slice, in order. `angles` are cosines and
-    sines in float32, [T, K] or for each head [T, H, K]; None: no rotation. They rotate the pairs
-    (a, b) = (x_i, x_{i + K/2}) to (a cos - b sin, b cos' + a sin'), where (cos', sin') are those of
-    the second half.
+    `weights` has the norm's weight [H * K] for each normalised slice, in order. `angles` are
+    (cosines, sines) in float32, [T, K] or for each head [T, H, K]; None: no rotation. With
+    j = i + K/2, the pair (x_i, x_j) becomes (x_i cos_i - x_j sin_i, x_j cos_j + x_i sin_j).
     """
     width = len(weights[0]) // rows[0].x_THX.shape[1]
     layout = tuple((row.parts, row.widths, RowGradient(row.parts * width)) for row in rows)
@@ -84,9 +84,9 @@ def normalised(
 
 
 class _AcrossHeads(torch.autograd.Function):
-    """Autograd function of `normalised`, which needs more than a formula of each operator.
+    """Autograd function of `normalised`.
 
-    It communicates over tensor ranks and returns views of its input.
+    One function for all rows, because it communicates over tensor ranks and returns views.
     """
 
     @staticmethod
@@ -98,9 +98,10 @@ class _AcrossHeads(torch.autograd.Function):
         sin: Tensor | None,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        """`tensors` are the weights [H * K] of all slices, then one [T, H, X] for each row.
+        """The results of `normalised`.
 
-        `cos` and `sin` are [T, K] or [T, H, K], float32.
+        `tensors` are the weights [H * K] of all normalised slices, then a tensor [T, H, X] for each
+        row. `cos` and `sin` are [T, K] or [T, H, K], float32.
         """
         rows = len(layout)
         weights, xs = tensors[:-rows], [x.contiguous() for x in tensors[-rows:]]
@@ -122,10 +123,9 @@ class _AcrossHeads(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of the inputs.
+        """Gradients of the inputs of `forward`.
 
-        `gradients` are [T, H, width]: for each row those of the normalised slices, then of the
-        others.
+        `gradients` [T, H, width] are in the order of the results.
         """
         across, layout, given = ctx.across, ctx.layout, iter(gradients)
         cos, sin, squares, *kept = ctx.saved_tensors
@@ -160,7 +160,7 @@ def _parts(x_THX: Tensor, count: int, width: int) -> Iterator[Tensor]:
     "dit::across_heads_sums", mutates_args=(), schema="(Tensor a, Tensor? b) -> Tensor"
 )
 def across_heads_sums(a_THK: Tensor, b_THK: Tensor | None) -> Tensor:
-    """Sums [T], float32, of the products a * b over all numbers of a token; squares without `b`."""
+    """Sums [T], float32, of a * b over all numbers of a token; of a * a if `b` is None."""
     a_THK, b_THK = _columns(a_THK), None if b_THK is None else _columns(b_THK)
     tokens, heads, width = a_THK.shape
     sums_T = a_THK.new_empty(tokens, dtype=torch.float32)
@@ -196,7 +196,10 @@ def across_heads(  # noqa: PLR0913  # what an operator takes is flat
     numbers: int,
     eps: float,
 ) -> Tensor:
-    """Queries or keys `x_THK`, normalised across their heads and rotated: [T, H, K], contiguous."""
+    """The queries or keys `x_THK`, normalised across heads and rotated; contiguous [T, H, K].
+
+    `squares_T` are the sums of squares over all tensor ranks.
+    """
     x_THK, (tokens, heads, width) = _columns(x_THK), x_THK.shape
     out_THK = x_THK.new_empty(x_THK.shape)
     if tokens:
@@ -236,13 +239,13 @@ def across_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
     numbers: int,
     eps: float,
 ) -> list[Tensor]:
-    """Gradients of the norms' weights, one tensor [H * K] for each; also writes the gradient of x.
+    """Writes the gradient of x to `to_x_THX` and returns the gradients [H * K] of the weights.
 
-    The gradient of x is written to `to_x_THX`: of each head first the normalised slices, and from
-    number `begin` on `to_others` [T, H, width], which are copied. Numbers in between must be there
-    already. `to_out` are gradients [T, H, K] of the normalised slices, `weights` are [H * K];
-    `squares` and `products` are sums [slices * T], float32, slice after slice; `cos` and `sin` are
-    [T, K] or [T, H, K].
+    `to_out` are the gradients [T, H, K] of the normalised slices. Their gradients with respect to x
+    are written to the first numbers of each head of `to_x_THX`, and `to_others` [T, H, width], the
+    gradients of other slices, are copied to the numbers from `begin` on; numbers in between are not
+    written. `weights` are [H * K]. `squares` and `products` are sums [slices * T], float32, slice
+    after slice. `cos` and `sin` are [T, K] or [T, H, K].
     """
     (tokens, heads, _), (*_, width) = x_THX.shape, to_out[0].shape
     for one in to_others:
@@ -258,7 +261,7 @@ def across_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
         map(_columns, to_out), weights, *sums, *views, strict=True
     ):
         parts_PX = x.new_empty(grid[0], heads * width, dtype=torch.float32)
-        # One pair of strides serves `x` and its gradient, which is laid out alike.
+        # `x` and its gradient have the same strides.
         _kernels().across_heads_backward[grid](
             *(to_one, x, weight, square, product, *angles, to_x, parts_PX, tokens),
             *(*to_one.stride()[:2], *x.stride()[:2]),
@@ -283,7 +286,7 @@ def _(
 
 
 def grid_of(tokens: int, heads: int) -> tuple[int, int]:
-    """(number of programs, number of groups of heads) of a kernel launch."""
+    """(number of programs, number of groups of heads): the grid of a kernel launch."""
     return min(tokens, PROGRAMS), -(-heads // HEADS)
 
 
@@ -315,9 +318,10 @@ def _tile(heads: int, width: int) -> tuple[int, int]:
 
 
 def _sizes(heads: int, width: int) -> dict[str, int]:
-    """Launch parameters of a kernel: each thread loads 4 numbers of each half of a head at once.
+    """Launch parameters of the forward and backward kernels.
 
-    A multiprocessor runs 1024 threads at once.
+    Each thread loads 4 numbers of each half of a head at once; `maxnreg` lets a multiprocessor run
+    1024 threads.
     """
     rows, block = _tile(heads, width // 2)
     warps = min(max(rows * block // 128, 1), 16)

@@ -1,7 +1,7 @@
 """Triton kernels of `across_heads`.
 
-The two halves of a head are rotated in pairs, so they are two tiles [heads, half of the width]. All
-arithmetic is in float32; each result is rounded once.
+A rotary pair has one number in each half of a head, so the halves are two tiles, [heads, half of
+the width]. All arithmetic is in float32, and each result is rounded once.
 """
 
 # ruff: noqa: PLR0913  # a kernel takes its tensors, strides and sizes one by one
@@ -17,8 +17,8 @@ from dit.models.kernels.rotated_heads_triton import load_halves, store_halves
 
 @triton.jit
 def across_heads_sums(
-    a,  # [T, H, K], numbers of a head are neighbours
-    b,  # alike, or None: squares
+    a,  # [T, H, K], numbers of a head are contiguous
+    b,  # [T, H, K] with other strides, or None: squares of a
     sums,  # out [T], float32
     a_token_stride,
     a_head_stride,
@@ -29,7 +29,7 @@ def across_heads_sums(
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Stores the sums of products over all numbers of a token; one program for each token."""
+    """Stores the sum of a * b over all numbers of a token; one program for each token."""
     token = tl.program_id(0).to(tl.int64)
     head, column = tl.arange(0, HEADS), tl.arange(0, BLOCK)
     total = tl.zeros([HEADS, BLOCK], tl.float32)
@@ -56,9 +56,9 @@ def rotated(
     column,
     H: tl.constexpr,
     HALF: tl.constexpr,
-    OF_HEADS: tl.constexpr,  # each head has angles of its own
-    TWISTED: tl.constexpr,  # and so has each half
-    BACK: tl.constexpr,  # by the transposed matrix
+    OF_HEADS: tl.constexpr,  # angles differ between heads
+    TWISTED: tl.constexpr,  # angles differ between the halves of a head
+    BACK: tl.constexpr,  # rotate by the transposed matrix
 ):
     """Both halves of the heads of a token, rotated; unchanged if `cos` is None."""
     if cos is not None:
@@ -85,7 +85,7 @@ def rotated(
 
 @triton.jit(do_not_specialize=["tokens"])  # or packs of other lengths would compile anew
 def across_heads_forward(
-    x,  # [T, H, K], numbers of a head are neighbours
+    x,  # [T, H, K], numbers of a head are contiguous
     weight,  # [H, K]
     squares,  # [T], float32, over the heads of all tensor ranks
     cos,  # [T, K] or [T, H, K], float32, contiguous; None: no rotation
@@ -103,9 +103,9 @@ def across_heads_forward(
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Stores queries or keys, normalised and rotated.
+    """Stores normalised and rotated queries or keys.
 
-    Each program has a group of heads and processes tokens at equal distances.
+    A program processes a group of heads of every n-th token, for n programs.
     """
     head, column = tl.program_id(1) * HEADS + tl.arange(0, HEADS), tl.arange(0, BLOCK)
     inside = (head < H)[:, None] & (column < HALF)[None, :]
@@ -126,15 +126,15 @@ def across_heads_forward(
 
 @triton.jit(do_not_specialize=["tokens"])  # or packs of other lengths would compile anew
 def across_heads_backward(
-    to_out,  # [T, H, K], numbers of a head are neighbours
+    to_out,  # [T, H, K], numbers of a head are contiguous
     x,
     weight,  # [H, K]
     squares,  # [T], float32
     products,  # [T], float32: sums of to_out times out over the heads of all tensor ranks
     cos,
     sin,
-    to_x,  # out, laid out as x
-    parts,  # out [programs, H, K], float32: of the weight's gradient
+    to_x,  # out, with the strides of x
+    parts,  # out [programs, H, K], float32: partial gradients of the weight
     tokens,
     to_out_token_stride,
     to_out_head_stride,
@@ -151,9 +151,9 @@ def across_heads_backward(
 ):
     """Stores the gradient of x, and this program's partial gradient of the weight.
 
-    With n the normalised numbers, r 1 / root mean square, g the gradient rotated back, and a = g ·
-    weight: dL/dx = r · (a - n · mean(a · n)), dL/dweight = sum of g · n. A rotation preserves
-    products, so the means use `products`, the sums of to_out · out.
+    Let n be the normalised numbers, r = 1 / (root mean square of x), g the gradient of the output
+    rotated back, and a = g · weight. Then dL/dx = r · (a - n · mean(a · n)), and dL/dweight is the
+    sum of g · n. Rotations preserve products, so mean(a · n) is `products` / NUMBERS.
     """
     head, column = tl.program_id(1) * HEADS + tl.arange(0, HEADS), tl.arange(0, BLOCK)
     inside = (head < H)[:, None] & (column < HALF)[None, :]

@@ -1,6 +1,6 @@
-"""Dropout on the input of LoRA adapters: a kernel that reads and writes each number once.
+"""Dropout on the input of LoRA adapters, by a kernel that reads and writes each number once.
 
-`dit.lora.adapter` has the plain torch form, with bit-identical results.
+`dit.lora.adapter` has the same operation in plain torch, with bit-identical results.
 """
 
 # T rows, I channels
@@ -14,7 +14,7 @@ from torch import Tensor
 
 _WORD = 2**31 - 1
 _TILE = {"ROWS": 4, "BLOCK": 1024, "num_warps": 8}
-"""Size of a program's tile; a program processes its rows tile by tile."""
+"""Launch parameters: a program processes 4 rows, 1024 channels at a time."""
 
 
 @torch.library.custom_op(
@@ -25,8 +25,8 @@ _TILE = {"ROWS": 4, "BLOCK": 1024, "num_warps": 8}
 def adapter_dropout(x_TI: Tensor, place_T: Tensor, rate: float, key: int, first: int) -> Tensor:
     """`x_TI` with dropout: each number times 0 or 1 / (1 - rate), by a hash of its position.
 
-    `place_T` is the position of each row in the pack, `key` the seed, and `first` the number of the
-    first channel.
+    `place_T` is the index of each row in the pack, `key` is the seed, and `first` is the index of
+    the first channel (a tensor rank may have only some channels).
     """
     out_TI = torch.empty_like(x_TI, memory_format=torch.contiguous_format)
     _launch(out_TI, x_TI, place_T, rate, key, first, added=False)

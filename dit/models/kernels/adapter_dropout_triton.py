@@ -1,7 +1,7 @@
 """Triton kernel of `adapter_dropout`.
 
-The plain torch form hashes in int64. The kernel hashes 31-bit words in int32: a product that
-overflows keeps its lower 32 bits, of which both forms use 31.
+The form in plain torch hashes in int64. The kernel hashes 31-bit words in int32: a product that
+overflows keeps its lower 32 bits, and both forms use only 31 of them.
 """
 
 # ruff: noqa: PLR0913  # a kernel takes its tensors and sizes one by one
@@ -15,7 +15,7 @@ import triton.language as tl
 
 @triton.jit
 def mixed(x):
-    """The hash of `x` in int32, equal to `_mixed` of `dit.lora.adapter`."""
+    """The 31-bit hash of `x`, int32; `_mixed` in `dit.lora.adapter` computes the same."""
     x = x & 0x7FFFFFFF
     x = ((x ^ (x >> 15)) * 0x05EBCA6B) & 0x7FFFFFFF
     x = ((x ^ (x >> 13)) * 0x42B2AE35) & 0x7FFFFFFF
@@ -31,10 +31,10 @@ def adapter_dropout_masked(
     channels,
     key_low,  # 31 bits
     key_high,
-    first,  # number of the first channel
-    threshold,  # hashes below it are dropped
-    factor,  # of what stays, float32
-    ADDED: tl.constexpr,  # to what `out` has
+    first,  # index of the first channel
+    threshold,  # numbers whose hash is below it are dropped
+    factor,  # of numbers that are kept, float32
+    ADDED: tl.constexpr,  # whether the result is added to `out`
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -47,7 +47,7 @@ def adapter_dropout_masked(
         hashed = mixed(row_hash[:, None] ^ mixed(first + column)[None, :])
         inside = (row < rows)[:, None] & (column < channels)[None, :]
         at = row.to(tl.int64)[:, None] * channels + column[None, :]
-        # A product with zero, as in the plain form: it keeps the sign, and what is not finite.
+        # A product with zero, as in plain torch: it keeps signs of zeros, NaN and infinity.
         kept = tl.where(hashed >= threshold, factor, 0.0)
         number = tl.load(x + at, inside, 0.0).to(tl.float32)
         result = (number * kept).to(out.dtype.element_ty)

@@ -1,26 +1,25 @@
-"""Kernels for gated residual, LayerNorm or RMSNorm, scale and shift by noise level, with gradients.
+"""Kernels for gated residual, norm, scale and shift of tokens by their timestep, with gradients.
 
-1. sum = h + gate · y              the output of a sublayer (attention, feed-forward) is added
-2. x = norm(sum) · scale + shift   the input of the next sublayer
+1. sum = h + gate · y              adds the output of a sublayer (attention, feed-forward)
+2. x = norm(sum) · scale + shift   the input of the next sublayer; LayerNorm or RMSNorm
 
-Either step may be absent. `sum`, `y` and two numbers for each token are saved for backward, whose
-kernel also adds the two gradients of `sum`.
+A call may have either step or both. `sum`, `y` and two numbers for each token are saved for the
+backward pass, whose kernel also adds the two gradients of `sum`.
 
-Scale, shift and gate are tables with a row for each noise level of the pack. Samples, conditioning
-frames and reference latents have separate noise levels, so the tokens of a row may be anywhere in
-the pack, and the gradient of the row's scale is a sum over them. So `RowChunks` sorts tokens stably
-by row and cuts them into pieces, after each CHUNK tokens and after each row. One program processes
-one piece: it holds the row's scale and shift in registers and writes a partial sum to a separate
-slot. A second kernel adds the partial sums of a row in order, so the result does not depend on the
-order of programs.
+Scale, shift and gate are tables with a row for each timestep in the pack. Samples, conditioning
+frames and reference latents have separate timesteps, so the tokens of a table row may be anywhere
+in the pack. The gradient of a table row is a sum over its tokens. To add them in a fixed order,
+`RowChunks` sorts tokens stably by table row and cuts them into pieces, after each CHUNK tokens and
+after each table row. One program processes one piece: it holds the row's scale and shift in
+registers and writes a partial sum to a separate slot. A second kernel adds the partial sums of a
+row in order, so the result does not depend on the order of programs.
 
-The piece of row r in chunk c has slot c + r. Along the sorted tokens each piece raises c or r, so
-no two pieces share a slot, and the number of slots is known without asking the device for the
-lengths of rows.
+The piece of row r in chunk c has slot c + r. From a piece to the next, c or r increases, so no two
+pieces have the same slot. The number of slots is known without waiting for the device.
 """
 
-# T packed tokens, N level rows, D model width, S slots, each of a piece or empty
-# P: how many of shift, scale and gate there are
+# T packed tokens, N timesteps (table rows), D model width, S slots, each of a piece or empty
+# P number of tables with gradients: shift, scale, gate, or some of them
 
 from __future__ import annotations
 
@@ -31,24 +30,24 @@ import torch
 from torch import Tensor
 
 CHUNK = 32
-"""Largest number of tokens of a piece. 32k tokens are 1024 programs; a partial sum has 1/16 of the
-bytes of its tokens in bfloat16."""
+"""Largest number of tokens of a piece. 32k tokens need 1024 programs; a partial sum (float32) has
+1/16 of the bytes of a piece's tokens (bfloat16)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowChunks:
-    """Tokens sorted by noise level and cut into pieces, one for each program of the kernel.
+    """Tokens sorted by timestep and cut into pieces, one for each program of the kernel.
 
     The tensors are computed on the device, once for all layers of a pass.
     """
 
-    order_T: Tensor  # int32, tokens by level row, and by place inside of a row
-    slots_S3: Tensor  # int32: level row, first token of `order_T`, and the one past the last
-    rows_N2: Tensor  # int32: first slot of a level row, and how many hold tokens of it
+    order_T: Tensor  # int32, indices of tokens, sorted by table row, then by index
+    slots_S3: Tensor  # int32: table row, begin and end of the slot's tokens in `order_T`
+    rows_N2: Tensor  # int32: first slot of a table row, number of its slots
 
     @classmethod
     def of(cls, level_row_T: Tensor, rows: int) -> RowChunks:
-        """Pieces of tokens whose noise levels are the rows `level_row_T` [T] of the tables.
+        """The pieces of T tokens; `level_row_T` is the table row of each token's timestep.
 
         `rows` is the number of rows of the tables; a row may have no tokens.
         """
@@ -72,29 +71,29 @@ class RowChunks:
 
 
 def slots_of(tokens: int, rows: int) -> int:
-    """S, the largest number of slots for this number of `tokens` and of noise levels, `rows`."""
+    """The number of slots that suffices for any division of `tokens` among `rows` table rows."""
     return -(-tokens // CHUNK) + rows - 1
 
 
 EPS = 1e-6
 """Epsilon of the norm, as in every published adaLN."""
 PARTS_BLOCK = 128
-"""Number of columns that a program of the second kernel, which adds partial sums, processes."""
+"""Number of columns of a program of the second kernel, which adds partial sums."""
 
 
 def modulate(
     h_TD: Tensor, *, scale_ND: Tensor, shift_ND: Tensor, chunks: RowChunks, rms: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """(h, norm(h) * scale + shift), with the scale and shift of each token's noise level.
+    """(h, norm(h) * scale + shift), with the scale and shift of each token's timestep.
 
-    The residual must use the returned h: the backward kernel then adds both gradients of h. With
-    `rms` the norm is RMSNorm.
+    The residual must use the returned h: then the backward kernel adds both gradients of h. The
+    norm is RMSNorm if `rms` is set, else LayerNorm.
     """
     return _GatedNorm.apply(h_TD, None, None, scale_ND, shift_ND, chunks, rms)  # type: ignore[return-value]
 
 
 def add(h_TD: Tensor, y_TD: Tensor, *, gate_ND: Tensor, chunks: RowChunks) -> Tensor:
-    """The gated residual h + gate * y, with the gate of each token's noise level."""
+    """The gated residual h + gate * y, with the gate of each token's timestep."""
     return _GatedNorm.apply(h_TD, y_TD, gate_ND, None, None, chunks, False)[0]  # type: ignore[index]
 
 
@@ -108,14 +107,18 @@ def add_and_modulate(
     chunks: RowChunks,
     rms: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """(the sum h + gate * y, norm(sum) * scale + shift): `add`, then `modulate`, in one kernel."""
+    """(sum, norm(sum) * scale + shift), with sum = h + gate * y, in one kernel.
+
+    It is `add`, then `modulate`.
+    """
     return _GatedNorm.apply(h_TD, y_TD, gate_ND, scale_ND, shift_ND, chunks, rms)  # type: ignore[return-value]
 
 
 class _GatedNorm(torch.autograd.Function):
-    """Autograd function of the kernels; without a gate, `sum` is the input itself.
+    """Autograd function of the kernels, which returns (`sum`, `x`).
 
-    A custom operator must not return its input, so it cannot have a gradient formula of its own.
+    Without a gate, `sum` is the input itself. A custom operator must not return its input, so the
+    gradient is defined here and not for the operator.
     """
 
     @staticmethod
@@ -135,17 +138,17 @@ class _GatedNorm(torch.autograd.Function):
         x_TD, stats_T2 = made or (None, None)
         kept_TD = None if scale_ND is None else sum_TD
         ctx.save_for_backward(kept_TD, y_TD, gate_ND, scale_ND, stats_T2)
-        # Not among the saved tensors: all layers share the chunks, and offloading would copy them.
+        # Not as saved tensors: all layers share the chunks, and offloading would copy them.
         ctx.chunks, ctx.rms = chunks, rms
-        # A result that nothing reads then costs no row of zeros, which the kernel would add.
+        # The gradient of an unused result is None, not zeros that the kernel would add.
         ctx.set_materialize_grads(False)
         return sum_TD, x_TD
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Gradients of the inputs.
+        """Gradients of the inputs of `forward`.
 
-        `gradients` are those [T, D] of `sum` and `x`; None for one that nothing uses.
+        `gradients` are the gradients [T, D] of `sum` and of `x`; None for an unused result.
         """
         to_sum_TD, to_x_TD = gradients
         h_TD, y_TD, gate_ND, scale_ND, stats_T2 = ctx.saved_tensors
@@ -182,10 +185,11 @@ def gated_norm(  # noqa: PLR0913  # what an operator takes is flat
     slots_S3: Tensor,
     rms: bool = False,
 ) -> list[Tensor]:
-    """The forward pass: [`sum`] if there is a gate, then [`x`, statistics] if there is a scale.
+    """The forward pass: returns `sum` if there is a gate, then `x` and statistics if a scale.
 
-    `sum` is h + gate * y, and `x` is norm(sum) * scale + shift, both [T, D]. The statistics of each
-    token, [T, 2] in float32, are its mean and 1 / standard deviation.
+    `sum` is h + gate * y, and `x` is norm(sum) * scale + shift, both [T, D]; without a gate, `sum`
+    is h. The statistics of each token, [T, 2] in float32, are its mean (0 for RMSNorm) and
+    1 / standard deviation (1 / root mean square for RMSNorm).
     """
     h_TD, y_TD = h_TD.contiguous(), None if y_TD is None else y_TD.contiguous()
     gated, norm = gate_ND is not None, scale_ND is not None
@@ -237,11 +241,11 @@ def gated_norm_backward(  # noqa: PLR0913  # what an operator takes is flat
     rows_N2: Tensor,
     rms: bool = False,
 ) -> list[Tensor]:
-    """Gradients of `h` if there is a scale, of `y` if there is a gate, and of the tables.
+    """Gradients of h [T, D] if there is a scale, of y [T, D] if there is a gate, and of the tables.
 
     `to_x_TD` and `to_sum_TD` are the gradients of `x` and of `sum`. `h_TD` is the `sum` that the
     forward pass saved. The gradients of the tables are one tensor [P, N, D]: shift and scale if
-    there is a scale, then gate if there is one.
+    there is a scale, then gate if there is a gate.
     """
     gated, norm = gate_ND is not None, scale_ND is not None
     g_TD = to_x_TD if norm else to_sum_TD
@@ -284,7 +288,10 @@ def _(
 
 
 def _to_rows(gate_ND: Tensor | None, scale_ND: Tensor | None) -> Tensor:
-    """Empty memory [P, N, D] for the gradients of shift and scale, then of gate, if given."""
+    """Empty memory [P, N, D] for the gradients of the tables that are not None.
+
+    The order is shift and scale, then gate.
+    """
     given = _given(gate_ND, scale_ND)
     kinds = 2 * (scale_ND is not None) + (gate_ND is not None)
     return given[0].new_empty(kinds, *given[0].shape)
@@ -310,7 +317,7 @@ def _kernels() -> Any:
 
 
 def _sizes(h_TD: Tensor) -> dict[str, int]:
-    """Launch parameters of the forward kernel: threads load 8 numbers of each tensor at once."""
+    """Launch parameters of the forward kernel: each thread loads 8 numbers of a tensor at once."""
     width = h_TD.shape[-1]
     block = _power_of_two(width)
     tokens = min(max(2048 // block, 1), 16)
@@ -321,9 +328,9 @@ def _sizes(h_TD: Tensor) -> dict[str, int]:
 def _backward_sizes(h_TD: Tensor) -> dict[str, int]:
     """Launch parameters of the backward kernel: each thread has 4 numbers of a tile.
 
-    Columns beyond a power of two form a smaller tile, so that registers suffice and few threads are
-    idle. 64 registers do not hold 6 numbers of each tensor: Triton 3.6 spills 32 bytes in each
-    thread at 3072 columns.
+    If the width is no power of two, the columns beyond the largest power of two form a second,
+    smaller tile (`TAIL`), so that registers suffice and few threads are idle. 64 registers do not
+    hold 6 numbers of each tensor: at 3072 columns, Triton 3.6 spills 32 bytes in each thread.
     """
     width = h_TD.shape[-1]
     block, tail = _power_of_two(width), 0
@@ -333,7 +340,7 @@ def _backward_sizes(h_TD: Tensor) -> dict[str, int]:
     warps = min(max(block * tokens // 128, 1), 32)
     if tail and warps > 8:
         warps = 32
-    # Registers of wider tokens do not suffice for places of the next ones.
+    # For wider tokens, registers do not suffice for the addresses of the next tokens.
     sizes = {"TAIL": tail, "TOKENS": tokens, "STAGES": 2 if width <= 2048 else 1}
     return {"D": width, "BLOCK": block, **sizes, **_threads(warps)}
 
@@ -343,5 +350,5 @@ def _power_of_two(width: int) -> int:
 
 
 def _threads(warps: int) -> dict[str, int]:
-    """`num_warps` and `maxnreg` with which 768 or 1024 threads share a multiprocessor."""
+    """`num_warps`, and the `maxnreg` with which a multiprocessor runs 768 or 1024 threads."""
     return {"num_warps": warps, "maxnreg": 64 if warps > 8 else 80}

@@ -1,14 +1,14 @@
 """Triton kernels of `gated_norm`.
 
-A program processes one slot of `RowChunks`: tokens of one noise level, whose scale, shift and gate
-it reads once. All arithmetic is in float32; each result is rounded once.
+A program processes one slot of `RowChunks`: tokens of one timestep, whose scale, shift and gate it
+reads once. All arithmetic is in float32, and each result is rounded once.
 """
 
 # ruff: noqa: C901, PLR0913, PLR0915  # a kernel takes its tensors, strides and sizes one by one
 # pyright: basic, reportOperatorIssue=false, reportArgumentType=false, reportIndexIssue=false
 # pyright: reportGeneralTypeIssues=false
 
-# T tokens, D model width, N level rows
+# T tokens, D model width, N timesteps (table rows), S slots, P tables with gradients
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ import triton.language as tl
 
 @triton.jit
 def piece(slots, slot):
-    """(row of the noise level, first token, end of the tokens) of `slot`, in the sorted order."""
+    """(table row, begin, end) of `slot`; begin and end are indices into the sorted tokens."""
     return tl.load(slots + 3 * slot), tl.load(slots + 3 * slot + 1), tl.load(slots + 3 * slot + 2)
 
 
 @triton.jit
 def gated_norm_forward(
-    h,  # [T, D], contiguous, as all tokens are
+    h,  # [T, D], contiguous, like all tensors with T
     y,  # [T, D], only if GATED
-    gate,  # [N, D], its rows `gate_stride` apart
+    gate,  # [N, D], only if GATED; rows are `gate_stride` apart
     scale,  # [N, D], only if NORM
     shift,  # [N, D], only if NORM
-    order,
-    slots,
+    order,  # `RowChunks.order_T`
+    slots,  # `RowChunks.slots_S3`
     sum_h,  # out [T, D], only if GATED: h + gate · y
     x,  # out [T, D], only if NORM
     stats,  # out [T, 2], float32, only if NORM: mean and 1 / standard deviation
@@ -43,7 +43,7 @@ def gated_norm_forward(
     TOKENS: tl.constexpr,
     GATED: tl.constexpr,
     NORM: tl.constexpr,
-    RMS: tl.constexpr,  # the mean is not taken off
+    RMS: tl.constexpr,  # RMSNorm: the mean is not subtracted
 ):
     """Stores the gated residual and the modulated LayerNorm or RMSNorm of a slot's tokens."""
     slot = tl.program_id(0)
@@ -55,7 +55,7 @@ def gated_norm_forward(
     if NORM:
         scale_D = tl.load(scale + row * scale_stride + column, used, 0.0).to(tl.float32)
         shift_D = tl.load(shift + row * shift_stride + column, used, 0.0).to(tl.float32)
-    # The next tokens are on their way while these are computed.
+    # Two stages: the next tokens are loaded while some are computed.
     for first in tl.range(begin, end, TOKENS, num_stages=2):
         at = first + tl.arange(0, TOKENS)
         token = tl.load(order + at, at < end, 0).to(tl.int64)
@@ -66,7 +66,7 @@ def gated_norm_forward(
             y_TD = tl.load(y + place, inside, 0.0).to(tl.float32)
             sum_TD = (h_TD + gate_D[None, :] * y_TD).to(sum_h.dtype.element_ty)
             tl.store(sum_h + place, sum_TD, inside)
-            # The norm is that of the rounded sum, which the backward pass reads.
+            # The norm of the rounded sum, because the backward pass reads the rounded sum.
             h_TD = sum_TD.to(tl.float32)
         if NORM:
             mean_T = tl.zeros([TOKENS], tl.float32) if RMS else tl.sum(h_TD, 1) / D
@@ -80,7 +80,7 @@ def gated_norm_forward(
 
 @triton.jit
 def normalised_gradient(to_x, h, place, inside, mean_T, pace_T, scale_D):
-    """(g = dL/dx, the normalised tokens n, g · scale), for a tile of tokens."""
+    """(g, n, g · scale) of a tile of tokens, with g = dL/dx and n the normalised tokens."""
     g_TD = tl.load(to_x + place, inside, 0.0).to(tl.float32)
     h_TD = tl.load(h + place, inside, 0.0).to(tl.float32)
     return g_TD, (h_TD - mean_T[:, None]) * pace_T[:, None], g_TD * scale_D[None, :]
@@ -98,7 +98,7 @@ def token_gradient(to_sum, to_h, place, inside, a_TD, n_TD, means, pace_T, RESID
 
 @triton.jit
 def gated_gradient(y, to_y, place, inside, d_TD, gate_D):
-    """Stores dL/dy of a tile of tokens; returns the tile's part of dL/dgate."""
+    """Stores dL/dy of a tile of tokens, and returns the tile's sum for dL/dgate."""
     y_TD = tl.load(y + place, inside, 0.0).to(tl.float32)
     tl.store(to_y + place, (d_TD * gate_D[None, :]).to(to_y.dtype.element_ty), inside)
     return tl.sum(d_TD * y_TD, 0)
@@ -107,7 +107,7 @@ def gated_gradient(y, to_y, place, inside, d_TD, gate_D):
 @triton.jit
 def gated_norm_backward(
     to_x,  # gradient of x, only if NORM
-    to_sum,  # gradient of the tokens from beside the norm, only if RESIDUAL
+    to_sum,  # gradient of the sum by the residual, only if RESIDUAL
     h,  # the tokens that were normalised, only if NORM
     y,  # only if GATED
     gate,
@@ -115,28 +115,28 @@ def gated_norm_backward(
     stats,
     order,
     slots,
-    to_h,  # out [T, D], only if NORM; without it, it is `to_sum`
+    to_h,  # out [T, D], only if NORM; otherwise the gradient of h is `to_sum`
     to_y,  # out [T, D], only if GATED
-    parts,  # out [S, P, D], float32: of shift and scale if NORM, then of gate if GATED
+    parts,  # out [S, P, D], float32: shift and scale if NORM, then gate if GATED
     gate_stride,
     scale_stride,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
     TAIL: tl.constexpr,
     TOKENS: tl.constexpr,
-    STAGES: tl.constexpr,  # 2: the next tokens are on their way while some are computed
+    STAGES: tl.constexpr,  # 2: the next tokens are loaded while some are computed
     GATED: tl.constexpr,
     NORM: tl.constexpr,
     RESIDUAL: tl.constexpr,
     RMS: tl.constexpr,
 ):
-    """Stores the gradients of a slot's tokens, and its partial gradients of its noise level.
+    """Stores the gradients of a slot's tokens, and the slot's partial gradients of the tables.
 
-    With n the normalised tokens, r 1 / standard deviation, g = dL/dx, and a = g · scale: dL/dh = r
-    · (a - mean(a) - n · mean(a · n)) + dL/dsum; for RMSNorm without mean(a).
+    Let n be the normalised tokens, r = 1 / standard deviation, g = dL/dx, and a = g · scale. Then
+    dL/dh = r · (a - mean(a) - n · mean(a · n)) + dL/dsum; for RMSNorm without mean(a).
 
-    The last columns of wide tokens are a separate tile, whose names end in 2: tiles are powers of
-    two, and a tile of all columns would need more registers than 1024 threads have.
+    The last columns of wide tokens are a separate tile, in variables whose names end in 2: widths
+    of tiles are powers of two, and one tile of all columns would need too many registers.
     """
     slot = tl.program_id(0)
     row, begin, end = piece(slots, slot)
@@ -216,9 +216,9 @@ def gated_norm_add_row_parts(
     BLOCK: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    """Stores the gradient of a noise level: the sum of its slots' partial sums, in their order.
+    """Stores the gradient of a table row: the sum of its slots' partial sums, in their order.
 
-    A noise level without tokens gets zeros.
+    A row without tokens gets zeros.
     """
     row, kind, kinds = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)

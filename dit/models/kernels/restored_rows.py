@@ -1,6 +1,7 @@
 """Dequantizes 8-bit matrices for matrix products, by a kernel that moves 3 bytes per number.
 
-`dit.models.stacks.frozen_blocks.restored` has the plain torch form, with bit-identical results.
+`dit.models.stacks.frozen_blocks.restored` has the same operation in plain torch, with bit-identical
+results.
 """
 
 # O rows, I numbers of a row
@@ -14,7 +15,7 @@ from torch import Tensor
 
 COLUMNS = 512
 _TILE = {"ROWS": 8, "BLOCK": COLUMNS, "num_warps": 4}
-"""Size of the tile that a program dequantizes; each of its threads has 32 numbers."""
+"""Launch parameters: a program dequantizes 8 rows x 512 columns, 32 numbers per thread."""
 
 
 @torch.library.custom_op(
@@ -23,10 +24,10 @@ _TILE = {"ROWS": 8, "BLOCK": COLUMNS, "num_warps": 4}
     schema="(Tensor bytes, Tensor exponents, ScalarType dtype) -> Tensor",
 )
 def restored_rows(bytes_OI: Tensor, exponent_O: Tensor, dtype: torch.dtype) -> Tensor:
-    """Matrix [O, I] in `dtype`: float8_e4m3fn numbers times a float8_e8m0fnu scale of each row.
+    """The matrix [O, I] in `dtype`: float8_e4m3fn numbers times the float8_e8m0fnu scale of a row.
 
-    Numbers and scales are passed as uint8. Numbers of a row are contiguous; rows and scales may be
-    strided.
+    `bytes_OI` are the bits of the numbers and `exponent_O` the bits of the scales, as uint8.
+    Numbers of a row must be contiguous; rows and scales may be strided.
     """
     rows, width = bytes_OI.shape
     out_OI = bytes_OI.new_empty(rows, width, dtype=dtype)

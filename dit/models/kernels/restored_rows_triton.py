@@ -1,7 +1,7 @@
 """Triton kernel of `restored_rows`.
 
-Numbers are read as bytes and assembled as bits of float32, because Triton has float8_e4m3fn only
-from sm_89 on.
+The kernel assembles the bits of float32 numbers from bytes, because Triton supports float8_e4m3fn
+only on GPUs from sm_89 on.
 """
 
 # ruff: noqa: PLR0913  # a kernel takes its tensors and sizes one by one
@@ -30,14 +30,14 @@ def restored_rows(
     here = row < rows
     inside = here[:, None] & (column < width)[None, :]
     exponent = tl.load(exponents + row.to(tl.int64) * exponent_stride, here, 127).to(tl.int32)
-    # 2^-127, which has no bits of an exponent, is no factor: `frozen_blocks` bounds them.
+    # The shift is wrong for 2^-127, which is subnormal; `frozen_blocks` stores no such scale.
     factor = (exponent << 23).to(tl.float32, bitcast=True)
     at = row.to(tl.int64)[:, None] * stride + column[None, :]
     byte = tl.load(narrow + at, inside, 0).to(tl.int32)
     size = byte & 0x7F
-    # 4 bits of an exponent whose bias is 7, and 3 bits behind the leading one.
+    # 4 bits of exponent with bias 7, and 3 bits of mantissa.
     normal = ((size + (120 << 3)) << 20).to(tl.float32, bitcast=True)
-    small = size.to(tl.float32) * 0.001953125  # 2^-9: without a leading one
+    small = size.to(tl.float32) * 0.001953125  # 2^-9: subnormal numbers
     number = tl.where(size < 8, small, normal)
     number = tl.where(size == 0x7F, float("nan"), number)
     number = tl.where(byte >= 0x80, -number, number) * factor[:, None]

@@ -1,12 +1,11 @@
-"""RMSNorm of each head and rotary positions, of queries and keys: one kernel in each direction.
+"""RMSNorm of each head, and rotary positions, of queries and keys: a forward and a backward kernel.
 
-Kernels read queries and keys where the matrix product wrote them, beside the values of each head,
-and write their gradients to the same layout, so no copy splits the product's output or joins its
-gradient.
+The matrix product writes queries, keys and values of each head next to each other. Kernels read
+them there and write gradients in the same layout, so nothing is copied to split or join them.
 """
 
 # T packed tokens, H heads of this tensor rank, K head width, X numbers of a head in the product
-# P x G programs of the kernel: over tokens, and over groups of heads
+# P x G programs of a kernel, for groups of tokens and groups of heads
 
 from __future__ import annotations
 
@@ -20,12 +19,12 @@ from torch import Tensor
 from dit.models.kernels.row_gradient import RowGradient, offered, row_to_fill
 
 PROGRAMS = 2048
-"""Largest number of programs for each group of heads; each accumulates its part of the weights'
-gradient."""
+"""Largest number of programs for each group of heads. Each program accumulates the weights'
+gradient over its tokens."""
 HEADS = 16
-"""Largest number of heads of a program, so that wide models need no more registers."""
+"""Largest number of heads of a program; it limits the registers that wide models need."""
 WIDE = 128
-"""Head width above which a program gets half as many heads, because it has no more threads."""
+"""Head width above which a program has at most HEADS / 2 heads, because its threads are limited."""
 
 
 def queries_and_keys(
@@ -36,11 +35,11 @@ def queries_and_keys(
     eps: float,
     others: Sequence[int],
 ) -> tuple[Tensor, ...]:
-    """Queries and keys, normalised and rotated, then the other slices of each head of `x_THX`.
+    """(normalised and rotated queries, keys, then views of the other slices of each head).
 
-    Each head has K numbers of queries, K of keys, and slices of widths `others`, which are returned
-    as views. `weights_K` are the weights of the norms of queries and of keys; `angles_TK` are
-    cosines and sines, equal for both halves of a head, from `RotaryTable`.
+    Each head of `x_THX` has K numbers of queries, K of keys, then slices of the widths `others`.
+    `weights_K` are the weights of the norms of queries and of keys. `angles_TK` are the cosines and
+    sines from `RotaryTable`, equal for both halves of a head.
     """
     place = RowGradient(2 * len(weights_K[0]))
     made = _RotatedHeads.apply(x_THX, *weights_K, *angles_TK, eps, tuple(others), place)
@@ -51,14 +50,14 @@ def queries_and_keys(
 
 
 class _RotatedHeads(torch.autograd.Function):
-    """Autograd function of the kernels, which returns values as a view of its input.
+    """Autograd function of `queries_and_keys`.
 
-    A custom operator must not return a view. The backward pass copies the gradient of values into
-    the row's gradient, unless attention wrote it there.
+    It returns values as a view of its input, which a custom operator must not do. The backward pass
+    copies the gradient of values into the gradient of `x_THX`, unless attention wrote it there.
     """
 
     @staticmethod
-    def forward(  # noqa: PLR0913  # autograd finds tensors among its own arguments alone
+    def forward(  # noqa: PLR0913  # autograd finds tensors only among direct arguments
         ctx: Any,
         x_THX: Tensor,
         weight_q_K: Tensor,
@@ -77,12 +76,12 @@ class _RotatedHeads(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of the inputs.
+        """Gradients of the inputs of `forward`.
 
-        `gradients` are [T, H, K] for queries and keys, then for the other slices.
+        `gradients` are those of queries and keys, [T, H, K], then of the other slices.
         """
         to_q_THK, to_k_THK, *to_others = gradients
-        # Asked for once: a recomputed layer has them no longer.
+        # Read only once: a recomputed layer frees saved tensors at the first access.
         x_THX, *weights_and_angles = ctx.saved_tensors
         to_x_THX, left, begin = row_to_fill(ctx.place, to_others, x_THX)
         to_weights_2K = rotated_heads_backward(
@@ -105,7 +104,7 @@ def rotated_heads(
     sin_TK: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """Queries and keys, normalised per head and rotated: [T, H, K] each, contiguous."""
+    """(queries, keys), normalised per head and rotated; contiguous [T, H, K] each."""
     tokens, heads, _ = x_THX.shape
     q_THK, k_THK = (x_THX.new_empty(tokens, heads, len(weight_q_K)) for _ in range(2))
     cos_TK, sin_TK = cos_TK.contiguous(), sin_TK.contiguous()
@@ -145,10 +144,10 @@ def rotated_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
     sin_TK: Tensor,
     eps: float,
 ) -> Tensor:
-    """Gradients [2, K] of the weights of the two norms; also writes the gradient of x.
+    """Writes the gradient of x to `to_x_THX` and returns the gradients [2, K] of both weights.
 
-    The gradient of x is written to `to_x_THX`: of each head first queries and keys, and from number
-    `begin` on `to_others`, which are copied. Numbers in between must be there already.
+    In each head of `to_x_THX` the gradients of queries and keys are written first; `to_others` are
+    copied to the numbers from `begin` on; numbers in between are not written.
     """
     (tokens, heads, _), width = x_THX.shape, len(weight_q_K)
     for place, one in zip(_places(begin, to_others), to_others, strict=True):
@@ -166,8 +165,8 @@ def rotated_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
         *(tokens, cos_TK.stride(0), *(stride // divisor for stride in strides)),
         DIVISOR=divisor,
         EPS=eps,
-        # Fewer numbers than forward, because a thread also holds sums. Both ways 768 threads of a
-        # multiprocessor, or more, run at once.
+        # Fewer numbers than in the forward pass, because a thread also holds sums. In both passes a
+        # multiprocessor runs at least 768 threads.
         **_sizes(x_THX, width, numbers=2, registers=64),
     )
     return parts_PG2K.sum((0, 1)).to(weight_q_K.dtype)
@@ -188,7 +187,7 @@ def _(
 
 
 def _places(first: int, parts: Sequence[Tensor]) -> list[int]:
-    """First column in a head of each of `parts` [T, H, width], which follow `first` columns."""
+    """The first column, in a head, of each of `parts` [T, H, width], which start at `first`."""
     places = [first]
     for part in parts[:-1]:
         places.append(places[-1] + part.shape[-1])
@@ -196,7 +195,7 @@ def _places(first: int, parts: Sequence[Tensor]) -> list[int]:
 
 
 def grid_of(tokens: int, heads: int, width: int) -> tuple[int, int]:
-    """(programs, groups of heads) of a kernel launch, for heads of `width` numbers."""
+    """(programs per group of heads, groups of heads): the grid of a kernel launch."""
     return min(tokens, PROGRAMS), -(-heads // _most_heads(width))
 
 
@@ -211,7 +210,10 @@ def _kernels() -> Any:
 
 
 def _sizes(x_THX: Tensor, width: int, *, numbers: int, registers: int) -> dict[str, int]:
-    """Launch parameters of a kernel whose threads have `numbers` numbers of each half of a head."""
+    """Launch parameters of a kernel in which a thread has `numbers` numbers of each half of a head.
+
+    `width` is the head width, and `registers` limits the registers of a thread.
+    """
     _, heads, every = x_THX.shape
     of_program = min(heads, _most_heads(width)), width // 2
     rows, block = (1 << max(size - 1, 1).bit_length() for size in of_program)

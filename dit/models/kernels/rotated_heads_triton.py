@@ -1,8 +1,9 @@
 """Triton kernels of `rotated_heads`.
 
-A program has a group of heads and processes tokens at equal distances: cosines and sines of a token
-are read once for the group. The two halves of a head are rotated in pairs, so they are two tiles
-[heads, half of the width]. All arithmetic is in float32; each result is rounded once.
+A program processes a group of heads of every n-th token, for n programs, and reads cosines and
+sines of a token once for the group. A rotary pair has one number in each half of a head, so the
+halves are two tiles, [heads, half of the width]. All arithmetic is in float32, and each result is
+rounded once.
 """
 
 # ruff: noqa: PLR0913  # a kernel takes its tensors, strides and sizes one by one
@@ -30,7 +31,7 @@ def store_halves(tensor, place, inside, low, high, HALF: tl.constexpr):
 
 @triton.jit
 def normalised(low, high, HALF: tl.constexpr, EPS: tl.constexpr):
-    """(both halves of each head divided by the head's root mean square, 1 / that root)."""
+    """(low, high, r): both halves of each head times r = 1 / the head's root mean square."""
     squares_H = tl.sum(low * low, 1) + tl.sum(high * high, 1)
     pace_H = 1 / tl.sqrt(squares_H / (2 * HALF) + EPS)
     return low * pace_H[:, None], high * pace_H[:, None], pace_H
@@ -40,7 +41,7 @@ def normalised(low, high, HALF: tl.constexpr, EPS: tl.constexpr):
 def turned(
     x, x_place, out, out_place, inside, weights, angles, HALF: tl.constexpr, EPS: tl.constexpr
 ):
-    """Normalises and rotates the queries or keys of one token, and stores them in `out`."""
+    """Normalises and rotates the queries, or the keys, of one token and stores them in `out`."""
     low, high = load_halves(x, x_place, inside, HALF)
     low, high, _ = normalised(low, high, HALF, EPS)
     low *= weights[0][None, :]
@@ -62,11 +63,11 @@ def turned_back(
     HALF: tl.constexpr,
     EPS: tl.constexpr,
 ):
-    """Stores the gradient of one token's queries or keys in `to_x`.
+    """Stores the gradient of one token's queries, or keys, in `to_x`.
 
-    Returns both halves of its part of the weight's gradient. With n the normalised numbers, r 1 /
-    root mean square, g the gradient rotated back, and a = g · weight: dL/dx = r · (a - n · mean(a ·
-    n)), dL/dweight = sum of g · n.
+    Returns both halves of g · n, whose sum over tokens and heads is the weight's gradient. Let n be
+    the normalised numbers, r = 1 / root mean square, g the gradient rotated back, and a = g ·
+    weight. Then dL/dx = r · (a - n · mean(a · n)).
     """
     g_low, g_high = load_halves(to_out, out_place, inside, HALF)
     cos, sin = angles[0][None, :], angles[1][None, :]
@@ -83,10 +84,10 @@ def turned_back(
 
 @triton.jit(do_not_specialize=["tokens"])  # or packs of other lengths would compile anew
 def rotated_heads_forward(
-    x,  # [T, H, X], contiguous: in each head queries, keys and what else there is
+    x,  # [T, H, X], contiguous: in each head queries, keys, then other numbers
     weight_q,  # [K]
     weight_k,
-    cos,  # [T, K], float32; both halves are alike
+    cos,  # [T, K], float32; both halves are equal
     sin,
     q,  # out [T, H, K]
     k,
@@ -116,29 +117,29 @@ def rotated_heads_forward(
         token += tl.num_programs(0)
 
 
-# Or packs of other lengths would compile anew.
+# Otherwise packs of other lengths would be compiled again.
 @triton.jit(
     do_not_specialize=[
         *("tokens", "q_token_stride", "q_head_stride", "k_token_stride", "k_head_stride"),
     ]
 )
 def rotated_heads_backward(
-    to_q,  # [T, H, K], numbers of a head are neighbours
+    to_q,  # [T, H, K], numbers of a head are contiguous
     to_k,
     x,
     weight_q,
     weight_k,
     cos,
     sin,
-    to_x,  # out [T, H, X], contiguous: the parts of queries and keys
-    parts,  # out [programs, groups of heads, 2, K], float32: of weight_q and weight_k
+    to_x,  # out [T, H, X], contiguous: only the numbers of queries and keys
+    parts,  # out [programs, groups of heads, 2, K], float32: partial gradients of both weights
     tokens,
     angle_stride,
-    q_token_stride,  # over DIVISOR, as the next three
+    q_token_stride,  # divided by DIVISOR, like the next three
     q_head_stride,
     k_token_stride,
     k_head_stride,
-    DIVISOR: tl.constexpr,  # so that the compiler knows how many numbers can be read at once
+    DIVISOR: tl.constexpr,  # tells the compiler how many numbers can be read at once
     EPS: tl.constexpr,
     H: tl.constexpr,
     X: tl.constexpr,

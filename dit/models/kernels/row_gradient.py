@@ -1,14 +1,15 @@
-"""The gradient of values, written directly into the gradient of the whole row of a head.
+"""The gradient of values, written directly into the gradient of queries, keys and values.
 
-Values are a view of the row [T, H, X] that a matrix product wrote. A gradient in separate memory
-would have to be copied into the gradient of the row.
+A matrix product writes queries, keys and values as one tensor [T, H, X], and values are a view of
+it. If attention wrote their gradient to separate memory, it would have to be copied into the
+gradient of the whole tensor.
 
-1. offered      the kernel that returns the view attaches a destination for its gradient
-2. taken        attention's backward pass writes the gradient to that destination
-3. row_to_fill  the kernel's own backward pass completes the row, if it receives that very gradient
+1. offered      the autograd function that returns the view attaches a destination to it
+2. taken        attention's backward pass writes the gradient of values to that destination
+3. row_to_fill  the autograd function's backward pass fills in the rest of the whole gradient
 """
 
-# T tokens, H heads, K head width, X numbers of a head in the row
+# T tokens, H heads, K head width, X numbers of a head in the whole tensor
 
 from __future__ import annotations
 
@@ -23,29 +24,30 @@ _NAME = "row_gradient"
 
 @dataclass(eq=False, slots=True)
 class RowGradient:
-    """The gradient [T, H, X] of a row of heads.
+    """A destination for the gradient of values, in the gradient [T, H, X] of the whole tensor."""
 
-    Another kernel may write a part of each head, from number `begin` on.
-    """
-
-    begin: int  # numbers of each head
-    row_THX: Tensor | None = None
+    begin: int  # first number of the values in each head
+    row_THX: Tensor | None = None  # the whole gradient; None until `taken` allocates it
 
 
 def offered(part_THK: Tensor, place: RowGradient) -> None:
-    """Attaches `place` to a view, for its gradient; slicing or copying the view loses it."""
+    """Attaches the destination `place` to the view `part_THK`.
+
+    A slice or copy of the view does not have the attachment.
+    """
     setattr(part_THK, _NAME, place)
 
 
 def offer_of(part_THK: Tensor) -> RowGradient | None:
-    """The destination that `offered` attached to this very tensor, or None."""
+    """The destination that `offered` attached to the tensor `part_THK`, or None."""
     return getattr(part_THK, _NAME, None)
 
 
 def taken(part_THK: Tensor, place: RowGradient | None) -> Tensor:
-    """Memory for the gradient of `part_THK`: inside the row's gradient if `place` is given.
+    """Memory [T, H, K] to which attention writes the gradient of `part_THK`.
 
-    In that case the row's gradient is allocated and kept in `place`.
+    If `place` is given, the memory is a view of the whole gradient, which is allocated and kept in
+    `place.row_THX`.
     """
     if place is None:
         return part_THK.new_empty(part_THK.shape)
@@ -57,11 +59,11 @@ def taken(part_THK: Tensor, place: RowGradient | None) -> Tensor:
 def row_to_fill(
     place: RowGradient, parts: Sequence[Tensor], x_THX: Tensor
 ) -> tuple[Tensor, list[Tensor], int]:
-    """(gradient of `x_THX`, gradients of slices to copy to it, first column of these).
+    """(memory for the gradient of `x_THX`, gradients still to copy into it, their first column).
 
-    `parts` are gradients [T, H, width] of the slices after the queries and keys of each head. If
-    `parts[0]` lies in the gradient that `place` holds, that gradient is returned, and `parts[0]` is
-    not copied; else new memory is. `place` then holds none.
+    `parts` are gradients [T, H, width] of the slices after queries and keys. If `parts[0]` is the
+    view that `taken` returned, the memory is the whole gradient in `place`, and `parts[0]` needs no
+    copy; otherwise the memory is new. `place` is emptied.
     """
     (row_THX, place.row_THX), first = (place.row_THX, None), parts[:1]
     if row_THX is not None and first:

@@ -1,12 +1,12 @@
-"""Bytes that the loads and stores of a fused operator move between a GPU and its memory.
+"""Bytes that a fused operator loads from and stores to the memory of a GPU.
 
-Only shapes matter, so tensors on the meta device will do; a test compares the result with the loads
-and stores of Triton's interpreter. Data that each program reads once count once for each program,
+Only shapes matter, so tensors may be on the meta device. A test compares the results with the loads
+and stores of Triton's interpreter. Data that every program reads are counted once for each program,
 although most of these reads hit a cache.
 """
 
-# T tokens, N level rows, S slots, D model width, H heads, K head width, X numbers of a head in the
-# product
+# T tokens, N timesteps, S slots, D model width, H heads, K head width, X numbers of a head in the
+# matrix product
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ OPERATOR_BYTES: Mapping[str, Callable[..., int]] = {
     "dit::adapter_dropout_add": _adapter_dropout_add,
     "dit::restored_rows": _restored_rows,
 }
-"""Maps an operator's name to a function from the arguments of a call to the bytes it moves."""
+"""Maps an operator's name to a function that computes the bytes from the arguments of a call."""
 
 
 def _bytes(x: Tensor) -> int:
@@ -113,13 +113,13 @@ def _bytes(x: Tensor) -> int:
 
 
 def _row(*rows: Tensor | None) -> int:
-    """Bytes of one row of the first tensor of `rows` [N, D] that is not None."""
+    """Bytes of one row of a table [N, D], the first of `rows` that is not None."""
     row = next(one for one in rows if one is not None)
     return row.shape[-1] * row.element_size()
 
 
 def _places(tokens: Tensor, slots: Tensor) -> int:
-    """Bytes of the indices of tokens: three numbers for each slot and one for each token.
+    """Bytes of `RowChunks`: three int32 numbers for each slot and one for each token.
 
     `tokens` are [T, D], `slots` [S, 3].
     """
@@ -127,15 +127,15 @@ def _places(tokens: Tensor, slots: Tensor) -> int:
 
 
 def _stats(tokens: Tensor) -> int:
-    """Bytes of the statistics of `tokens` [T, D]: mean and 1 / standard deviation, float32."""
+    """Bytes of the statistics of `tokens` [T, D]: two float32 numbers for each token."""
     return 2 * len(tokens) * _NUMBER
 
 
 def _angles(cos: Tensor | None, twisted: bool, groups: int) -> int:
-    """Bytes of the cosines and sines that all groups of heads read.
+    """Bytes of the cosines and sines that all groups of heads read; 0 if `cos` is None.
 
-    Each group reads `cos` and `sin` again if they are [T, K], not if they are [T, H, K]. Without
-    `twisted` both halves of a head share one cosine and sine.
+    If they are [T, K], each group reads all of them; if [T, H, K], only those of its heads. Without
+    `twisted` only one half of the head width is read.
     """
     if cos is None:
         return 0
@@ -143,9 +143,9 @@ def _angles(cos: Tensor | None, twisted: bool, groups: int) -> int:
 
 
 def _added_parts(weight: Tensor, programs: int) -> int:
-    """Bytes for the weight's gradient: programs write partial sums, torch adds and rounds them.
+    """Bytes for a weight's gradient: programs write partial sums, and torch adds and rounds them.
 
-    `weight` is [K] if heads share it, else [H * K].
+    `weight` is [K] if it is the same for all heads, else [H * K].
     """
     sums = len(weight) * _NUMBER
     rounding = 0 if weight.element_size() == _NUMBER else sums + _bytes(weight)
@@ -153,9 +153,9 @@ def _added_parts(weight: Tensor, programs: int) -> int:
 
 
 def _angles_and_weights(x: Tensor, weight: Tensor, cos: Tensor) -> int:
-    """Bytes of half the angles for each group of heads, and of both weights for each program.
+    """Bytes of the angles that each group of heads reads, and of the weights that programs read.
 
-    `x` is [T, H, X], `weight` [K] that of queries or of keys, `cos` [T, K].
+    `x` is [T, H, X], `weight` [K] is that of queries or of keys, `cos` is [T, K].
     """
     programs, groups = grid_of(x.shape[0], x.shape[1], len(weight))
     return groups * (_bytes(cos) + programs * 2 * _bytes(weight))

@@ -1,4 +1,4 @@
-"""Attention with an output gate, among tokens or among the hidden states of each token."""
+"""Attention with an output gate, among tokens or among the hidden states of a token."""
 
 # T packed tokens, D model width, H heads, K head width
 
@@ -17,10 +17,10 @@ from dit.models.stacks.parts import SelfAttending
 
 
 class GatedAttention(SelfAttention):
-    """Attention whose output is multiplied by the sigmoid of a linear of its input.
+    """Attention whose output is multiplied by sigmoid(linear(x)) of its input x.
 
-    With `states`, a token has that many adjacent rows (its hidden states), which attend only to
-    each other.
+    If `states` is given, each token has that many adjacent rows (its hidden states), which attend
+    only to each other.
     """
 
     head_norm, gates = CentredNorm, 1

@@ -1,11 +1,8 @@
-"""Krea 2 in Diffusers: names of tensors, config.json, pipelines, and how its network is run.
-
-Its class is `Krea2Transformer2DModel`.
-"""
+"""Krea 2 in Diffusers, `Krea2Transformer2DModel`: tensor names, config.json, pipelines, calls."""
 
 # D model width, K head width, Q queries, keys, values and gate of a token, F width of the MLP
-# W cosines and sines of the level, C numbers in a token, S states of a token of text
-# with t before it: of the layers over text, whose tD is the width of a state
+# W width of the sinusoidal timestep embedding, C numbers in a token, S states of a text token
+# tD, tK, ...: the same sizes in the layers over text; tD is the width of a hidden state
 
 from __future__ import annotations
 
@@ -60,14 +57,14 @@ _FUSION = {
     "states": ("layerwise_blocks", "num_fusion_layers"),
     "tokens": ("refiner_blocks", "num_refiner_layers"),
 }
-"""(Diffusers' name, field with their number) of each kind of layers over text, by our name."""
+"""For each kind of layers over text: our name -> (Diffusers' name, field with their number)."""
 _TEXT_HEADS = ByKeyHead(heads="text_heads", key_heads="text_kv_heads", width="text_width")
 
 
 def _fusion_rows(ours: str, theirs: str, count: str) -> tuple[Row, ...]:
-    """Name-table rows of the layers of one kind over text, as many as a network has.
+    """Lines of the name table for one kind of layers over text.
 
-    `count` is the field of the configuration with their number.
+    `count` is the field of the configuration with the number of these layers.
     """
     rows = []
     for number in range(MOST_REFINER_LAYERS):
@@ -162,13 +159,13 @@ KREA2_NAMES = {
 def _rules(t: Any) -> list[Rule]:
     told = t.timestep_embed_dim
     return [
-        (t.norm_eps == EPS, f"norm_eps={t.norm_eps:g}, not {EPS:g}"),
-        (t.rope_theta == THETA, f"rope_theta={t.rope_theta:g}, not {THETA:g}"),
-        (told == LEVEL_WAVES, f"timestep_embed_dim={told}, not {LEVEL_WAVES}"),
+        (t.norm_eps == EPS, f"norm_eps={t.norm_eps:g} must be {EPS:g}"),
+        (t.rope_theta == THETA, f"rope_theta={t.rope_theta:g} must be {THETA:g}"),
+        (told == LEVEL_WAVES, f"timestep_embed_dim={told} must be {LEVEL_WAVES}"),
         *(
             (
                 getattr(t, name) <= MOST_REFINER_LAYERS,
-                f"{name}={getattr(t, name)}, more than {MOST_REFINER_LAYERS}",
+                f"{name}={getattr(t, name)} must be at most {MOST_REFINER_LAYERS}",
             )
             for name in ("num_layerwise_text_blocks", "num_refiner_text_blocks")
         ),
@@ -225,7 +222,7 @@ KEYS = ConfigKeys(
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: Krea2Config
 ) -> Tensor:
-    """Output of Diffusers' network for one sample; text has position 0."""
+    """The output [C, F, H, W] of Diffusers' network for one sample; text has position 0."""
     import torch
     from torch.nn.functional import pad
 
@@ -238,7 +235,7 @@ def _run_network(
     (made,) = network(
         hidden_states=rows_TC[None],
         encoder_hidden_states=text_1LX.unflatten(-1, (model.num_text_layers, model.text_width)),
-        timestep=torch.tensor([level / 1000]),  # it multiplies by 1000 itself
+        timestep=torch.tensor([level / 1000]),  # the network multiplies by 1000
         position_ids=pad(places, (0, 0, text_1LX.shape[1], 0)),
         return_dict=False,
     )
@@ -249,7 +246,7 @@ FORM = DiffusersForm(
     class_name=CLASS,
     table=_TABLE,
     keys=KEYS,
-    # Diffusers' own, too: `final_layer.linear` is an original name of other networks.
+    # Also Diffusers' names: `final_layer.linear` is an original name in other networks.
     original_names=(KREA2_NAMES, own_names(_TABLE)),
     comfyui_names=lambda _: KREA2_NAMES,
     pipelines={"Krea2Pipeline": Pipeline(rules=patch_rules, of_few_steps=SAME_FOR_ALL)},

@@ -49,7 +49,7 @@ EPS = 1e-5
 THETA = 1000.0
 """Base of the rotary frequencies for rows and columns."""
 VECTORS: Mapping[str, int] = {"blocks": 6}
-"""Number of modulation vectors that all layers share; each layer adds a table of its own."""
+"""Number of modulation vectors that all layers share; each layer adds its own table to them."""
 TITLE = "Krea 2"
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"krea2_raw": {}, "krea2_turbo": {}}
@@ -85,22 +85,22 @@ class Krea2Config(ModelConfig):
     """A named size (krea2_raw, krea2_turbo) or `custom`."""
     family: str = "krea2"
     num_layers: int = 28
-    """Number of layers, each over latents and text jointly."""
+    """Number of layers; each computes latents and text jointly."""
     hidden_size: int = 6144
     num_attention_heads: int = 48
     """Number of query heads."""
     num_kv_heads: int = bounded(12, most=2**14)
-    """Number of key and value heads, each read by num_attention_heads / num_kv_heads query heads;
-    tensor ranks divide them."""
+    """Number of key and value heads. Each serves num_attention_heads / num_kv_heads query heads;
+    tensor_model_parallel_size must divide their number."""
     mlp_ratio: float = 16384 / 6144
     crossattn_emb_size: int = 30720
-    """Width of the text in the shards: all hidden states of a token side by side."""
+    """Width of the text in the shards: all hidden states of a token, concatenated."""
     num_text_layers: int = bounded(12, most=2**10)
     """Number of hidden states of each text token, from several layers of the text encoder."""
     num_fusion_layers: int = bounded(2, most=MOST_REFINER_LAYERS)
-    """Number of layers in which the hidden states of each token attend to each other."""
+    """Number of layers in which the hidden states of each text token attend to each other."""
     num_refiner_layers: int = bounded(2, most=MOST_REFINER_LAYERS)
-    """Number of layers over text tokens alone, after the states are fused."""
+    """Number of layers in which text tokens attend to each other, after their states are fused."""
     text_heads: int = bounded(20, most=2**14)
     """Number of query heads in the layers over text."""
     text_kv_heads: int = bounded(20, most=2**14)
@@ -127,23 +127,24 @@ class Krea2Config(ModelConfig):
         return [
             (
                 self.crossattn_emb_size % (states * heads) == 0,
-                f"crossattn_emb_size={self.crossattn_emb_size} does not divide into"
-                f" num_text_layers={states} states of text_heads={heads} heads each",
+                f"crossattn_emb_size={self.crossattn_emb_size} must be a multiple of"
+                f" num_text_layers={states} * text_heads={heads} = {states * heads}",
             ),
             (
                 heads % keys == 0,
-                f"text_kv_heads={keys} does not divide text_heads={heads}, which share them",
+                f"text_kv_heads={keys} must divide text_heads={heads}: each key head serves equally"
+                " many query heads",
             ),
             (
                 keys % tp == 0 and self.text_mlp_size % tp == 0,
                 f"tensor_model_parallel_size={tp} must divide both text_kv_heads={keys} and"
-                f" text_mlp_size={self.text_mlp_size}, which tensor ranks share",
+                f" text_mlp_size={self.text_mlp_size}, which are distributed over tensor ranks",
             ),
             (
                 not exchanged or heads % (tp * cp) == 0,
-                f"cp_comm_type=a2a spreads text_heads={heads} over tensor_model_parallel_size={tp}"
-                f" * context_parallel_size={cp} = {tp * cp} ranks, which does not divide; use"
-                " cp_comm_type=all_gather",
+                f"cp_comm_type=a2a distributes text_heads={heads} over tensor_model_parallel_size="
+                f"{tp} * context_parallel_size={cp} = {tp * cp} ranks, but {heads} is not a"
+                f" multiple of {tp * cp}; set cp_comm_type=all_gather",
             ),
         ]
 
@@ -160,15 +161,15 @@ class Krea2Config(ModelConfig):
 
 @dataclass(frozen=True)
 class AttendGated(Attend):
-    """Attention with an output gate and `CentredNorm`s of queries and keys.
+    """Attention with an output gate, and with `CentredNorm`s of queries and keys.
 
-    The gate is the sigmoid of a linear of the attention's input.
+    The gate is sigmoid(linear(x)) of the attention's input x.
     """
 
     runs: ClassVar[str] = "dit.models.krea2.attention:AttendingGated"
     states: int | None = None
-    """Number of rows of each token, which attend only to each other; None: a token has one row,
-    and attends to all tokens of its sample."""
+    """Number of rows (hidden states) of each token, which attend only to each other. None: a token
+    has one row and attends to all tokens of its sample."""
 
 
 def _layer(
@@ -182,7 +183,7 @@ def _layer(
 
 
 def krea2_stack(model: Krea2Config) -> StackSpec:
-    """The layers over latents and text."""
+    """The specification of the layers over latents and text."""
     sizes: Any = {"heads": model.num_attention_heads, "groups": model.num_kv_heads}
     sizes |= {"hidden": model.ffn_hidden_size}
     layer = _layer(
@@ -192,7 +193,7 @@ def krea2_stack(model: Krea2Config) -> StackSpec:
 
 
 def fusion_layers(model: Krea2Config) -> tuple[LayerSpec, LayerSpec]:
-    """A layer among the hidden states of each text token, and one among the text tokens."""
+    """Two layers over text: of the hidden states of each token, and of all tokens of a caption."""
     sizes: Any = {"heads": model.text_heads, "groups": model.text_kv_heads}
     sizes |= {"hidden": model.text_mlp_size, "row": TEXT_TOKENS, "modulation": None}
     states, tokens = (
@@ -225,7 +226,7 @@ FAMILY = Family(
     diffusers=imported("dit.models.krea2.diffusers:FORM"),
     inputs=_inputs,
     positions=grid_positions,
-    # As `ADALN_ZERO`; each layer's table is zero, too.
+    # Like `ADALN_ZERO`; the tables of the layers are zero, too.
     weights=WeightRules(
         zero=("modulations.*.weight", "*modul*.table", "proj_out.weight"), no_decay=("*.table",)
     ),

@@ -1,7 +1,6 @@
-"""Krea 2: hidden states of the text are fused, then layers over latents and text."""
-
-# T packed tokens, M level rows, C patch features, D model width, L text tokens, S states of a token
-# E width of a state, X all states of a token side by side, or below each other
+"""Krea 2: fusion of the hidden states of each text token, then layers over latents and text."""
+# T packed tokens, M timesteps, C patch features, D model width, L text tokens
+# S hidden states of a text token, E width of a state, X = S * E numbers of a token, or S * L rows
 
 from __future__ import annotations
 
@@ -60,8 +59,8 @@ class Krea2Network(JointTransformer):
     """Denoiser of Krea 2: predicts the velocity of each noisy token of a pack.
 
     The arithmetic is that of Diffusers' `Krea2Transformer2DModel`. The first pipeline stage fuses
-    the hidden states of the text, and computes the vectors that all modulations share; these are
-    sent on with the timestep embedding, 7 vectors for each sample.
+    the hidden states of the text and computes 6 vectors that all modulations share. It sends them
+    with the hidden states, together with the timestep embedding.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class Krea2Network(JointTransformer):
         rows_MX = torch.cat((self.modulations(told_MD), told_MD), dim=-1)
         conditions = self.conditions({T_EMB: rows_MX}, batch, layout)
         apart = self._order(layout.text.row, device=x_TC.device).apart
-        # Text is not rotated; its heads have a width of their own.
+        # Text has no rotary positions; also, its heads have another width.
         plain = replace(conditions.rows[TEXT_TOKENS], angles_TK=None)
         of_text = replace(conditions, rows={TEXT_TOKENS: plain}, meetings={(TEXT_TOKENS,): apart})
         text_LX = self.my_tokens(layout.text.of(batch.text_LE.to(dtype)))
@@ -130,7 +129,7 @@ class Krea2Network(JointTransformer):
         )
 
     def _rows(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        """Modulation vectors [M, 6 D] that all layers share, and the timestep embedding [M, D]."""
+        """(modulation vectors [M, 6 D] that all layers share, timestep embedding [M, D])."""
         width = self.config.hidden_size
         shared_MX, told_MD = blocks[T_EMB].split((_SHARED * width, width), dim=-1)
         return shared_MX, told_MD
@@ -143,10 +142,10 @@ def _norm(width: int, context: BuildContext) -> CentredNorm:
 
 
 class TextFusion(MegatronModule):
-    """Maps all hidden states of each text token [L, X] to one row for the token [L, E].
+    """Maps the concatenated hidden states of each text token, [L, X], to one vector each, [L, E].
 
-    The states of a token attend to each other, one linear joins them to a row, and the tokens of a
-    caption attend to each other. The arithmetic is that of Diffusers' `Krea2TextFusion`.
+    The states of a token attend to each other, a linear combines them to one vector, and the tokens
+    of a caption attend to each other. The arithmetic is that of Diffusers' `Krea2TextFusion`.
     """
 
     def __init__(self, context: BuildContext):
@@ -155,7 +154,8 @@ class TextFusion(MegatronModule):
         self.states, self.width = model.num_text_layers, model.text_width
         of_states, of_tokens = fusion_layers(model)
 
-        # Attributes, because Megatron-Core would store split weights of a ModuleList as whole ones.
+        # Attributes: Megatron-Core would store the split weights of a ModuleList as if they were
+        # whole.
         def add(name: str, spec: LayerSpec, count: int) -> list[str]:
             names = [f"{name}_{number}" for number in range(count)]
             for number, one in enumerate(names, 1):
@@ -169,7 +169,7 @@ class TextFusion(MegatronModule):
         self.layers_of_tokens = add("tokens", of_tokens, model.num_refiner_layers)
 
     def forward(self, text_LX: Tensor, conditions: JointConditions) -> Tensor:
-        # All states of a token are neighbours, however tokens are shared out.
+        # A token's states are adjacent rows, however tokens are distributed over ranks.
         h_XE = text_LX.unflatten(-1, (self.states, self.width)).flatten(0, 1)
         for name in self.layers_of_states:
             h_XE = self._again(getattr(self, name), h_XE, conditions, rows=self.states)
@@ -181,22 +181,22 @@ class TextFusion(MegatronModule):
         return h_LE
 
     def _again(self, layer: nn.Module, h: Tensor, conditions: JointConditions, rows: int) -> Tensor:
-        """The output of `layer` for `h`, recomputed in the backward pass.
+        """The output of `layer` for `h`; in training it is recomputed in the backward pass.
 
-        `rows` is the number of rows of each text token. Without recomputation all of these layers
-        would keep about 4 MB for each text token; inputs are 61 KB in each layer.
+        `rows` is the number of rows of each text token. Without recomputation, all these layers
+        would keep about 4 MB for each text token; with it, each layer keeps 61 KB.
         """
         dropout = _of_states(rows)
 
         def run(h: Tensor) -> Tensor:
-            with dropping(dropout):  # the way back has left the pass
+            with dropping(dropout):  # the backward pass runs outside the outer `dropping`
                 return layer(h, conditions)
 
         return checkpoint(run, h, use_reentrant=False) if self.training else run(h)
 
 
 def _of_states(count: int) -> DropoutRows | None:
-    """The seed and positions for the dropout of adapters' inputs; None without such dropout.
+    """The seed and positions for dropout on the inputs of adapters; None without such dropout.
 
     `count` is the number of rows of each text token.
     """

@@ -1,12 +1,12 @@
 """Specifications of layers (sizes and choices), from which networks are built.
 
-shapes   token rows, and which tokens attend to which
-parts    attention and feed-forward; scales, shifts and gates
-steps    a layer as steps over named rows of tokens
+shapes   which tokens attend to which
+parts    attention, feed-forward and modulation
+steps    a layer as a sequence of parts, each with named streams of tokens as inputs and outputs
 layers   stacks of layers, and the stacks of a network
 
-Nothing in this folder needs torch, because it serves printed configurations and workers of the
-loader. Parameters, FLOPs and saved activations are measured on the network itself (`dit/sizing`).
+Nothing in this folder needs torch, because `--dry-run` and the workers of the loader use it.
+Parameters, FLOPs and saved activations are measured on the network itself (`dit/sizing`).
 """
 
 from dit.models.layer_spec.layers import (

@@ -11,31 +11,31 @@ from dit.models.layer_spec.steps import LayerSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackSpec:
-    """`count` layers of one kind; a network is a list of stacks."""
+    """A stack of `count` layers with equal specifications; a network is a list of stacks."""
 
-    name: str  # attribute of the network, and how the names of its weights in a checkpoint begin
+    name: str  # attribute of the network, and prefix of its weights' names in a checkpoint
     count: int
     layer: LayerSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSpec:
-    """The layers of a network, and how many text tokens of a sample they process."""
+    """The layers of a network, and the number of text tokens that they process for a sample."""
 
     stacks: tuple[StackSpec, ...]
     trains_conditioner: bool = False
-    """Whether the first stage has a separate network for captions, which runs before they are
-    padded (Anima)."""
+    """Whether the first pipeline stage has a conditioner, a network that processes captions before
+    they are padded (Anima)."""
     text_layers: str = ""
-    """Prefix of the weights of layers over text alone. These layers run on the first stage, and are
-    recomputed in the backward pass."""
+    """Prefix of the weights of layers over text before all stacks (Krea 2). These layers run on the
+    first pipeline stage and are recomputed in the backward pass; "" if there are none."""
     text_tokens: int | None = None
-    """Text is padded to this many tokens in each sample; None: no padding."""
+    """Number of tokens to which the text of each sample is padded; None: no padding."""
     attended_multiple: int = 1
-    """Text and latents of a sample are padded to a multiple of this many tokens, and attention sees
-    the padding."""
+    """Text and latents of a sample are padded to multiples of this many tokens, and layers attend
+    to the padding."""
     image_rows: int = 0
-    """Number of an image encoder's rows in each sample. Text inputs count them, but they are not
+    """Number of rows in the text of each sample that an image encoder computed, and that are not
     text tokens."""
 
     @property
@@ -49,12 +49,15 @@ class NetworkSpec:
 
     @property
     def attends_jointly(self) -> bool:
-        """Whether any attention is over latents and text together, so that both add to its cost."""
+        """Whether any attention is over latents and text jointly."""
         shapes = (shape for stack in self.stacks for shape in stack.layer.attentions)
         return any(shape.queries == RowKind.JOINT for shape in shapes)
 
     def text(self, lengths: Sequence[int]) -> Sequence[int]:
-        """Numbers of text tokens that layers process, for samples with `lengths` text rows."""
+        """The numbers of text tokens that layers process, padding included.
+
+        `lengths` are the numbers of text rows of the samples.
+        """
         if self.text_tokens is not None:
             return [self.text_tokens] * len(lengths)
         if self.image_rows:
@@ -62,7 +65,7 @@ class NetworkSpec:
         return self.filled(lengths)
 
     def filled(self, lengths: Sequence[int]) -> Sequence[int]:
-        """`lengths`, each rounded up to a multiple of `attended_multiple` by padding."""
+        """`lengths`, each rounded up to a multiple of `attended_multiple`."""
         multiple = self.attended_multiple
         if multiple == 1:
             return lengths

@@ -18,17 +18,17 @@ class Activation(StrEnum):
     GELU = "gelu"  # exact (erf)
     GELU_TANH = "gelu_tanh"
     SILU = "silu"
-    SWIGLU = "swiglu"  # silu(gate) * up: the first linear makes both
-    GEGLU = "geglu"  # gelu(gate) * up, exact (erf), likewise
+    SWIGLU = "swiglu"  # silu(gate) * up; gate and up are outputs of the first linear
+    GEGLU = "geglu"  # gelu(gate) * up, with exact gelu (erf)
 
     @property
     def inputs(self) -> int:
-        """Outputs of the first linear for each hidden unit: 2 if gated, else 1."""
+        """Number of outputs of the first linear for each hidden unit: 2 if gated, else 1."""
         return 2 if self in (Activation.SWIGLU, Activation.GEGLU) else 1
 
 
 class QkNorm(StrEnum):
-    """Over which numbers the RMSNorm of queries and keys is computed."""
+    """The RMSNorm of queries and keys: over which numbers it is computed."""
 
     NONE = "none"
     PER_HEAD = "per_head"  # over the width of each head, one weight [K] for all heads
@@ -37,19 +37,18 @@ class QkNorm(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionSpec:
-    """Specification of attention over one row of tokens."""
+    """Specification of an attention: sizes, norm of queries and keys, gate."""
 
-    width: int  # D, of tokens and of all heads together
+    width: int  # D, the width of tokens and of all heads together
     heads: int
-    bias: bool = False  # of every linear
+    bias: bool = False  # whether linears have biases
     norm: QkNorm = QkNorm.PER_HEAD
-    eps: float = 1e-6  # of that norm
+    eps: float = 1e-6  # of `norm`
     groups: int | None = None
-    """Number of heads of keys and of values, each of which serves equally many heads of queries.
-    None: one for each head of queries."""
+    """Number of key and value heads in grouped-query attention; None: one for each query head."""
     head_gate: bool = False
-    """Whether each head's output is multiplied by twice the sigmoid of a linear D -> H of the
-    tokens that its queries come from (LTX-2.3)."""
+    """Whether the output of each head is multiplied by 2 * sigmoid(linear(x)), with a linear D ->
+    number of heads, and x the tokens of the queries (LTX-2.3)."""
 
     @property
     def head_width(self) -> int:
@@ -65,7 +64,7 @@ class FeedForwardSpec:
     """Specification of a feed-forward: two linears with an activation between them."""
 
     width: int  # D
-    hidden: int  # F, any number
+    hidden: int  # F
     activation: Activation = Activation.GELU
     bias: bool = False
 
@@ -77,7 +76,7 @@ class FeedForwardSpec:
 ALL_NOISE = 1000.0
 """Timestep that networks get for t = 1, all noise."""
 LEVEL_WAVES = 256
-"""Width of the sinusoid of a timestep or guidance scale; fixed in Diffusers."""
+"""Width of the sinusoidal embedding of a timestep or guidance scale; fixed in Diffusers."""
 
 
 REFINER_RATIO = 4
@@ -87,9 +86,9 @@ MOST_REFINER_LAYERS = 16
 
 @dataclass(frozen=True, slots=True)
 class PerBlockModulation:
-    """Modulation by a linear D -> k D in each layer and token row, split over tensor ranks.
+    """Modulation by a linear D -> k D in each layer, for each stream of tokens (FLUX, Qwen-Image).
 
-    FLUX and Qwen-Image have it; k is the number of scales, shifts and gates.
+    k is the number of scales, shifts and gates. Tensor ranks divide the outputs of the linear.
     """
 
     inputs: int | None = None
@@ -100,34 +99,36 @@ class PerBlockModulation:
 
 @dataclass(frozen=True, slots=True)
 class TableModulation:
-    """A learned table of scales, shifts and gates, plus rows shared by layers (Wan, LTX).
+    """Modulation by a learned table in each layer, which is added to shared vectors (Wan, LTX).
 
-    It is computed in float32 whatever the dtype of the weights, as in Wan's published code.
+    The shared vectors are computed from the timestep, once for all layers. The sum is computed in
+    float32 whatever the dtype of the weights, as in Wan's published code.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class SharedModulation:
-    """Scales, shifts and gates computed once for a stack, whose layers need no weights (FLUX.2)."""
+    """Modulation by vectors that are computed once, before all layers (FLUX.2, Chroma).
+
+    The layers have no weights for it. A vector is one scale, shift or gate.
+    """
 
     first: int
-    """Index of the stack's first vector among those of all stacks; a vector is one scale, shift or
-    gate."""
+    """Index of the first layer's first vector among all vectors."""
     each: int = 0
-    """Number of vectors from the first of one layer to the first of the next (Chroma); 0: all
-    layers use the same vectors."""
+    """Number of vectors of each layer (Chroma); 0: all layers of the stack use the same vectors."""
 
 
 @dataclass(frozen=True)
 class FamilyModulation:
-    """A modulation of one family alone, which names the class that computes it."""
+    """Base of specifications of modulations that only one family has."""
 
     runs: ClassVar[str]
-    """The `AdaLNModule` that computes it, as `module:class`, made with (build context, width,
-    specification)."""
+    """The `AdaLNModule` that computes the modulation, as `module:class`. Its arguments are (build
+    context, width, this specification)."""
 
 
 PER_BLOCK = PerBlockModulation()
 WholeLayerModulation = PerBlockModulation | TableModulation | SharedModulation
-"""A modulation that is one module for all parts of a layer."""
+"""Modulations with one module for all parts of a layer."""
 ModulationSpec = WholeLayerModulation | FamilyModulation

@@ -1,4 +1,4 @@
-"""Token rows, and which tokens attend to which."""
+"""Attention shapes: which tokens of a sample attend to which."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from enum import Flag, auto
 
 
 class RowKind(Flag):
-    """What a layer processes of a sample: tokens of one kind, or one row for the whole sample."""
+    """The tokens of a sample that a layer processes."""
 
     LATENTS = auto()
     TEXT = auto()
-    SAMPLES = auto()
-    # Those of the latents that are references, where layers of their own see them: the layers of
-    # the others count them all, because a token passes one kind
+    SAMPLES = auto()  # a fixed number of rows for each sample
+    # Reference latents, in layers for references alone. Layers for the target count all latents as
+    # LATENTS, although a token uses only one of the two kinds of layers.
     REFERENCES = auto()
     SOUND = auto()
     JOINT = LATENTS | TEXT
@@ -21,12 +21,9 @@ class RowKind(Flag):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionShape:
-    """Attention of every query of a sample to every key of the sample.
+    """Attention of all queries of a sample to all keys of the sample."""
 
-    `width` is the sum over all heads.
-    """
-
-    width: int
+    width: int  # of all heads together
     queries: RowKind = RowKind.LATENTS
     keys: RowKind = RowKind.LATENTS
-    times: int = 1  # keys of each sample, where `keys` is SAMPLES
+    times: int = 1  # number of keys of each sample, if `keys` is SAMPLES

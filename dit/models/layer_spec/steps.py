@@ -1,11 +1,12 @@
-"""A layer as steps over named rows of tokens; families specify them and `StepLayer` runs them.
+"""A layer as a sequence of steps; families specify the steps, and `StepLayer` runs them.
 
-row         hidden states of tokens by name: `TOKENS` (latents), `TEXT_TOKENS`, `JOINT_TOKENS`,
+row         a stream of tokens with a name: `TOKENS` (latents), `TEXT_TOKENS`, `JOINT_TOKENS` or
             `SOUND_TOKENS`
-port        where a module meets a row: how tokens enter it, and how its output is added to them
-modulation  computes scales, shifts and gates for several ports, each of which has a slot in it
-part        what is computed: attention, a feed-forward, or a family's own; its modules have ports
-step        one part, or parts in parallel, which all read the rows as they were before the step
+port        a connection of a module to a row: norm, scale and shift of the module's input; gate of
+            its output, which is added to the row
+modulation  a module that computes scales, shifts and gates; a slot is those of one port
+part        a computation with one or more ports, such as attention or a feed-forward
+step        one part, or several parts that all read the rows as they were before the step
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from dit.models.layer_spec.parts import AttentionSpec, FeedForwardSpec, Modulati
 from dit.models.layer_spec.shapes import AttentionShape, RowKind
 
 TOKENS, TEXT_TOKENS, JOINT_TOKENS = "hidden", "text_hidden", "joint"
-"""Names of rows of tokens: latents; text in networks with joint attention; both together."""
+"""Names of rows of tokens: latents; text in networks with joint attention; latents and text as one
+sequence."""
 SOUND_TOKENS = "sound_hidden"
-"""Name of the row of sound tokens, which has a width of its own."""
+"""Name of the row of sound tokens, whose width differs from that of latents."""
 _KINDS: Mapping[str, RowKind] = {
     TOKENS: RowKind.LATENTS,
     TEXT_TOKENS: RowKind.TEXT,
@@ -34,7 +36,7 @@ _KINDS: Mapping[str, RowKind] = {
 
 @dataclass(frozen=True, slots=True)
 class Modulation:
-    """A module that computes scales, shifts and gates for some ports of a layer.
+    """A module that computes scales, shifts and gates for several ports of a layer.
 
     `modulation[i]` is the slot of its i-th port.
     """
@@ -51,24 +53,24 @@ class Modulation:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The scale, shift and gate with index `number` among those of a modulation."""
+    """The scale, shift and gate that a modulation computes for its `number`-th port."""
 
     modulation: Modulation
     number: int
 
 
 class NormKind(StrEnum):
-    """Kind of a norm that is a separate module, unlike a slot's norm without weights."""
+    """Kind of a norm that is a separate module of a layer."""
 
     LAYER = "layer"
     RMS = "rms"
-    CENTRED = "centred"  # an RMSNorm whose weights are stored less 1
+    CENTRED = "centred"  # an RMSNorm of which weight - 1 is stored
     BARE = "bare"  # an RMSNorm without weights, for a port without a slot
 
 
 @dataclass(frozen=True, slots=True)
 class RowNorm:
-    """A norm before or after a part's module, with the name that it has in the layer."""
+    """A norm before or after the module of a port."""
 
     name: str
     kind: NormKind = NormKind.RMS
@@ -77,33 +79,33 @@ class RowNorm:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """How a part's module reads a row of tokens h and adds its output to it.
+    """The connection of a part's module to a row of tokens h.
 
     x = norm(h) * (1 + scale) + shift; h = h + gate * after(module(x))
     """
 
     row: str
     module: str = ""
-    """The module's name in checkpoints; empty if the part has no module, or several with fixed
-    names."""
+    """The module's name in the layer; empty if the part has no module, or several modules with
+    fixed names."""
     slot: Slot | None = None
-    """Scale, shift and gate; None: tokens are neither scaled nor gated."""
+    """Scale, shift and gate; None: no scale, shift or gate."""
     norm: RowNorm | None = None
-    """Norm before the module. None: with a slot, a norm without weights, inside the modulation's
-    kernel; without a slot, no norm."""
+    """Norm of the module's input. None: if there is a slot, a norm without weights, which the
+    kernel of scale and shift computes; if there is no slot, no norm."""
     after: RowNorm | None = None
-    """Norm of the module's output before it is added (sandwich norm)."""
+    """Norm of the module's output, before the output is added (sandwich norm); None: no norm."""
     writes: bool = True
     """Whether the module's output is added to the row; if not, the module only reads the row."""
 
 
 @dataclass(frozen=True)
 class LayerPart:
-    """A computation on the tokens of a layer's rows, such as attention or a feed-forward."""
+    """A computation on the tokens of a layer, such as attention or a feed-forward."""
 
     runs: ClassVar[str]
-    """The class that computes the part, as `module:class` (`dit.models.stacks.parts`). It is a
-    string, because specifications need no torch."""
+    """The class that computes the part, a `RunningPart`, as `module:class`. It is a string, because
+    specifications do not import torch."""
     port: Port
 
     @property
@@ -112,30 +114,30 @@ class LayerPart:
 
     @property
     def width(self) -> int:
-        """Width of the tokens that enter the part by its first port."""
+        """Width of the tokens of the first port."""
         raise NotImplementedError
 
     def width_of(self, port: Port) -> int:  # noqa: ARG002
-        """Width of the tokens that enter the part by `port`."""
+        """Width of the tokens of `port`."""
         return self.width
 
     @property
     def attentions(self) -> tuple[AttentionShape, ...]:
-        """An `AttentionShape` for each attention of the part, with the kinds of its tokens."""
+        """The shape of each attention of the part; empty if it has none."""
         return ()
 
     @property
     def exchanges(self) -> int:
-        """Number of tensor-parallel exchanges in a pass.
+        """Number of tensor-parallel exchanges in a forward pass.
 
-        In one exchange inputs are gathered, divided matrices compute, and outputs are scattered.
+        An exchange is a gather of a module's inputs and a reduce-scatter of its outputs.
         """
         return 0
 
 
 @dataclass(frozen=True)
 class Attend(LayerPart):
-    """Attention within a sample: over one row, or over two rows with separate weights."""
+    """Self-attention within a sample: over one row, or over two rows with separate weights."""
 
     runs: ClassVar[str] = "dit.models.stacks.parts:SelfAttending"
     attention: AttentionSpec
@@ -163,13 +165,13 @@ class Attend(LayerPart):
 
     @property
     def in_one_kernel(self) -> bool:
-        """Whether one kernel may both normalise and rotate queries and keys."""
+        """Whether the kernel `rotated_heads` can normalise and rotate queries and keys."""
         one = self.attention
         return one.norm is QkNorm.PER_HEAD and one.key_heads == one.heads
 
     @property
     def pairs(self) -> float | None:
-        """Fraction of a sample's pairs of query and key that attend, if attention is among cubes.
+        """The fraction of (query, key) pairs that attend in video sparse attention.
 
         None: every token attends to all tokens of its sample.
         """
@@ -178,28 +180,28 @@ class Attend(LayerPart):
 
 @dataclass(frozen=True, slots=True)
 class KeyRows:
-    """Rows from which cross-attention makes keys, whole on every rank: text or image features."""
+    """Encoder states of which cross-attention computes keys and values; each rank has them all."""
 
     width: int
     name: str = "text"
     each: int | None = None
-    """Number of rows of each sample, if all samples have equally many; else None."""
+    """Number of rows of each sample, if it is the same for all samples; else None."""
 
 
 @dataclass(frozen=True)
 class AttendAcross(LayerPart):
-    """Attention of the tokens of one row to those of another row, which may have another width.
+    """Attention of one row's tokens to those of another row, such as of latents to sound.
 
-    A sample without tokens in the row of `keys` gets zeros, without a bias.
+    For a sample without tokens in the row of `keys` the output is 0 (also without the bias).
     """
 
     runs: ClassVar[str] = "dit.models.stacks.parts:AttendingAcross"
     keys: Port
-    """The port of the row that makes keys and values."""
+    """The port of the row of which keys and values are computed."""
     attention: AttentionSpec
-    """Sizes of queries, keys and values; its `width` is that of all heads."""
+    """Sizes of queries, keys and values; its `width` is the width of all heads together."""
     widths: tuple[int, int]
-    """Width of the tokens that make queries, then of those that make keys and values."""
+    """(width of the tokens of queries, width of the tokens of keys and values)."""
 
     @property
     def ports(self) -> tuple[Port, ...]:
@@ -224,9 +226,9 @@ class AttendAcross(LayerPart):
 
 @dataclass(frozen=True)
 class AttendTo(LayerPart):
-    """Cross-attention of a row's tokens to rows that no layer changes, such as text.
+    """Cross-attention of a row's tokens to encoder states that no layer changes, such as text.
 
-    Each of `keys` has separate keys, values and softmax; the outputs are added.
+    Each element of `keys` has separate keys, values and softmax; the outputs are added.
     """
 
     runs: ClassVar[str] = "dit.models.stacks.parts:CrossAttending"
@@ -254,7 +256,7 @@ class AttendTo(LayerPart):
 
 @dataclass(frozen=True)
 class Feed(LayerPart):
-    """The feed-forward of a row."""
+    """A feed-forward on the tokens of a row."""
 
     runs: ClassVar[str] = "dit.models.stacks.parts:Feeding"
     feed_forward: FeedForwardSpec
@@ -265,7 +267,7 @@ class Feed(LayerPart):
 
     @property
     def hidden(self) -> int:
-        """Number of hidden units of a token."""
+        """Number of hidden units that are computed for a token."""
         return self.feed_forward.hidden
 
     @property
@@ -275,17 +277,18 @@ class Feed(LayerPart):
 
 @dataclass(frozen=True)
 class AttendAndFeed(LayerPart):
-    """Attention and feed-forward in parallel on the same tokens, added with one gate (FLUX).
+    """Attention and feed-forward in parallel on the same tokens, as in FLUX's single-stream layers.
 
-    One matrix computes queries, keys, values and the hidden units of the feed-forward, another maps
-    attention and hidden units to the output.
+    One linear computes queries, keys, values and the hidden units of the feed-forward. Another
+    computes the output from the results of attention and the hidden units.
     """
 
     runs: ClassVar[str] = "dit.models.stacks.parts:AttendingAndFeeding"
     attention: AttentionSpec
     feed_forward: FeedForwardSpec
     fused: bool = False
-    """Whether the first matrix is one linear in Diffusers, too (FLUX.2), and so has one adapter."""
+    """Whether the first linear is also one linear in Diffusers (FLUX.2), so that it has one
+    adapter."""
 
     @property
     def width(self) -> int:
@@ -311,40 +314,39 @@ Step = LayerPart | tuple[LayerPart, ...]
 
 @dataclass(frozen=True)
 class View:
-    """Which tokens of a row a layer sees, and which it changes."""
+    """A restriction of a layer: which tokens of a row it gets, and which it changes."""
 
     runs: ClassVar[str]
-    """The class that applies the view, a `dit.models.stacks.views.RunningView`, as
-    `module:class`."""
+    """The class that applies the view, a `RunningView`, as `module:class`."""
 
     @property
     def row(self) -> str:
-        """Name of the row that the layer sees in part."""
+        """Name of the row to which the view applies."""
         return TOKENS
 
     @property
     def over(self) -> RowKind:
-        """Kind of the tokens over which the layer runs."""
+        """Kind of the tokens that the layer processes."""
         return _KINDS[self.row]
 
 
 @dataclass(frozen=True)
 class PicturesAlone(View):
-    """A view of the latents: the layer sees all tokens and leaves those of references unchanged."""
+    """A view of latents: the layer processes all tokens, but changes no tokens of references."""
 
     runs: ClassVar[str] = "dit.models.stacks.views:SeeingPictures"
 
 
 @dataclass(frozen=True)
 class ReferencesAlone(View):
-    """A view of the latents: the layer changes reference tokens alone.
+    """A view of latents: the layer changes only the tokens of references.
 
-    References of a sample attend to each other or not, as the family chooses.
+    The network (`references_meet`) decides whether references of a sample attend to each other.
     """
 
     runs: ClassVar[str] = "dit.models.stacks.views:SeeingReferences"
     idle: bool = False
-    """Whether no sample of the run has references, so that the layer computes nothing."""
+    """Whether the layer is skipped, because no sample of the run has references."""
 
     @property
     def over(self) -> RowKind:
@@ -353,18 +355,18 @@ class ReferencesAlone(View):
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """The steps of a layer, one after the other."""
+    """The specification of a layer: its steps, in order."""
 
     steps: tuple[Step, ...]
     view: View | None = None
-    """The tokens that the layer sees and changes; None: all tokens of the layer's rows."""
+    """The tokens that the layer gets and changes; None: all tokens of its rows."""
     norms_first: bool = False
-    """Whether the norms before all parts register first, and those after parts last; else modules
-    register step by step. The gradient norm is summed in the order of registration."""
+    """Order in which the layer's modules are registered, and thus in which the gradient norm is
+    summed. True: norms before parts, then parts, then norms after parts; False: step by step."""
 
     @property
     def groups(self) -> tuple[tuple[LayerPart, ...], ...]:
-        """The parts of each step, as a tuple even for a single part."""
+        """The parts of each step; a step with a single part is a tuple of one."""
         return tuple(step if isinstance(step, tuple) else (step,) for step in self.steps)
 
     @property
@@ -379,12 +381,12 @@ class LayerSpec:
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """Names of the rows that the layer's ports read or change."""
+        """Names of the rows of the layer's ports."""
         return tuple(dict.fromkeys(port.row for port in self.ports))
 
     @property
     def over(self) -> RowKind:
-        """Kind of the tokens over which the layer runs: that of its rows, or of its view."""
+        """Kind of the tokens that the layer processes, by its view or its rows."""
         if self.view is not None and len(self.rows) == 1:
             return self.view.over
         return reduce(or_, (_KINDS[row] for row in self.rows))
@@ -399,7 +401,7 @@ class LayerSpec:
         return found
 
     def idle(self, unread: tuple[str, ...]) -> frozenset[Port]:
-        """Ports whose output is never used if no later layer reads the rows `unread`."""
+        """Ports whose output is not used if no later layer reads the rows `unread`."""
         read, found = {*self.rows} - {*unread}, set[Port]()
         for step in reversed(self.groups):
             found |= {port for part in step for port in part.ports if port.row not in read}
@@ -409,7 +411,7 @@ class LayerSpec:
 
     @property
     def among_cubes(self) -> Attend | None:
-        """The layer's attention among cubes of tokens, or None."""
+        """The layer's part with video sparse attention, or None."""
         attends = (part for part in self.parts if isinstance(part, Attend))
         return next((one for one in attends if one.pairs), None)
 
@@ -422,8 +424,8 @@ class LayerSpec:
 
     @property
     def exchanges(self) -> int:
-        """Number of tensor-parallel exchanges of the layer's first row of tokens.
+        """Number of tensor-parallel exchanges for the layer's first row of tokens.
 
-        Exchanges of other rows coincide with them.
+        Exchanges for other rows happen at the same time.
         """
         return sum(part.exchanges for part in self.parts if part.port.row == self.rows[0])

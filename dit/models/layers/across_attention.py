@@ -1,6 +1,5 @@
-"""Attention from one row of tokens to another, such as latents to sound, of different widths."""
-
-# T tokens that attend, S tokens that are attended to, both as this rank holds them, D any width
+"""Attention from one stream of tokens to another of another width, such as latents to sound."""
+# T tokens of queries and S tokens of keys on this rank, D any width
 # H heads, K head width
 
 from __future__ import annotations
@@ -19,23 +18,24 @@ from dit.models.layers.queries_and_keys import rotate
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Crossing:
-    """Inputs, besides tokens, of attention from one row of tokens (queries) to another (keys)."""
+    """The inputs of `AcrossAttention` besides tokens, such as the exchange and rotary angles."""
 
     exchange: RowExchange
     angles_TK: Angles
-    """Rotary angles of the queries; `key_angles_SK` are those of the keys."""
+    """Rotary angles of the queries."""
     key_angles_SK: Angles
+    """Rotary angles of the keys."""
     has_keys_T1: Tensor | None = None
-    """float32 [T, 1], by which the output is multiplied: 1 for tokens of samples with keys, 0 for
-    others. None: no linear has a bias, so the output of a sample without keys is 0 anyway."""
+    """Factor of the output, float32 [T, 1]: 1 for tokens of samples with keys, 0 for tokens of
+    other samples. None if linears have no biases, because the output is 0 without keys."""
 
 
 class AcrossAttention(PackedAttention):
-    """Attention of the tokens of one row to those of another row, which may have another width."""
+    """Attention from one stream of tokens to another, which may have another width."""
 
     def __init__(self, context: BuildContext, part: AttendAcross):
         spec, (width, key_width) = part.attention, part.widths
-        # The gate of heads reads the queries' tokens, whose width is not that of the heads.
+        # The head gate is created below: its input has the width of the tokens, not of the heads.
         super().__init__(context, replace(spec, head_gate=False), output=False)
         options: Any = {"context": context, "bias": spec.bias}
         of_keys: Any = {"context": replace(context, token_row=part.keys.row), "bias": spec.bias}
@@ -46,7 +46,7 @@ class AcrossAttention(PackedAttention):
             self.linear_heads = split_linear(width, spec.heads, axis=0, **options)
 
     def forward(self, x_TD: Tensor, y_SD: Tensor, crossing: Crossing) -> Tensor:
-        """The output [T, D] for tokens `x_TD`, which attend to their samples' tokens `y_SD`."""
+        """The output [T, D] for the tokens `x_TD`, which attend to `y_SD` of the same sample."""
         q_THK = self.linear_q(x_TD).unflatten(-1, (-1, self.head_width))
         kv_SHX = self.linear_kv(y_SD).unflatten(-1, (-1, 2 * self.head_width))
         k_SHK, v_SHK = kv_SHX.chunk(2, dim=-1)

@@ -1,13 +1,13 @@
-"""The interface between a network's linears and low-rank adapters, which `dit.lora` adds.
+"""The interface between a network's linears and the low-rank adapters that `dit.lora` adds.
 
-names of weights    how names in networks and checkpoints tell adapters from other weights
-Adaptable           a linear to which adapters can be added
-adapters_off        a context in which some adapters are switched off
-DropoutRows         seed and token positions of the pack, which decide what adapters drop
-mark_split          marks weights that tensor ranks divide, for Megatron-Core;
-                    sees_part_of_tokens marks weights whose gradients sequence parallelism sums
+is_adapter, ...      recognise the weights of adapters by their names
+Adaptable            a linear to which adapters can be added
+adapters_off         a context in which some adapters are switched off
+DropoutRows          seed and token positions, which determine the dropout masks of adapters
+mark_split           marks weights that tensor ranks divide, for Megatron-Core
+sees_part_of_tokens  marks weights whose gradients are summed under sequence parallelism
 
-This module does not import `dit.lora`, so that runs without adapters do not open it.
+This module does not import `dit.lora`, so runs without adapters do not load it.
 """
 
 # T rows, I inputs, O outputs (of this tensor rank), X any width
@@ -35,11 +35,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 CHILD = "lora"
-"""Module name of the trained adapter inside its linear; the names of the linear's own weights
-stay."""
+"""Name of the trained adapter as a child module of its linear. Names of further trained adapters
+begin with it."""
 FROZEN = "frozen_lora"
-"""Module name of a frozen adapter. Names of further frozen adapters begin with it, and names of
-further trained ones with `CHILD`."""
+"""Name of a frozen adapter as a child module of its linear. Names of further frozen adapters begin
+with it."""
 DOWN, UP = "A", "B"
 
 _TRAINED = re.compile(rf"\.{CHILD}(_\w+)?\.")
@@ -47,25 +47,26 @@ _OF_ANY = re.compile(rf"\.({FROZEN}|{CHILD})(_\w+)?\.")
 
 
 def is_adapter(name: str) -> bool:
-    """Whether `name`, in a network or a checkpoint, is a weight of a trained adapter."""
+    """Whether the weight `name`, in a network or checkpoint, belongs to a trained adapter."""
     return _TRAINED.search(name) is not None
 
 
 def is_of_any_adapter(name: str) -> bool:
-    """Whether `name` is a weight of a trained or frozen adapter."""
+    """Whether the weight `name` belongs to a trained or frozen adapter."""
     return _OF_ANY.search(name) is not None
 
 
 def is_stored(name: str, *, adapted: bool) -> bool:
-    """Whether a checkpoint of adapters (`adapted`), or else of networks, stores the weight `name`.
+    """Whether a checkpoint stores the weight `name`.
 
-    Neither checkpoint stores frozen adapters, which are in their own files.
+    A checkpoint of a run with adapters (`adapted`) stores only trained adapters; others store all
+    weights that belong to no adapter. Frozen adapters are in their own files.
     """
     return is_adapter(name) if adapted else not is_of_any_adapter(name)
 
 
 def is_up(name: str) -> bool:
-    """Whether `name` is the matrix B of a trained or frozen adapter; B starts at zero."""
+    """Whether the weight `name` is the matrix B of an adapter, which starts at zero."""
     return is_of_any_adapter(name) and name.endswith(f".{UP}")
 
 
@@ -73,19 +74,19 @@ def is_up(name: str) -> bool:
 class TensorSharing:
     """How tensor ranks divide a linear's weight, its input, and the gradient of its input."""
 
-    axis: int | None = None  # of the weight that they share: 0 outputs, 1 inputs; None: nothing
+    axis: int | None = None  # of the weight that ranks divide: 0 outputs, 1 inputs; None: neither
     group: dist.ProcessGroup | None = None  # tensor ranks
-    sequence: bool = False  # each rank sees its own rows of the input (axis 0) or output (axis 1)
-    partial: bool = False  # gradients of the input are parts of a sum that others complete
-    token_row: str | None = None  # its input is this row of tokens, which ranks may share
+    sequence: bool = False  # whether ranks divide rows of the input (axis 0) or output (axis 1)
+    partial: bool = False  # whether another module sums the input's gradient over ranks
+    token_row: str | None = None  # the stream of tokens that is the input; ranks may divide it
 
     def exchanged(self, rows: Tensor) -> Tensor:
         """`rows` [T, X] after the communication between tensor ranks that this linear needs.
 
-        With `axis` 0, `rows` is the input. With `sequence` it is gathered from all ranks; without,
-        it is unchanged, and its gradient is summed over ranks unless `partial`. With `axis` 1,
-        `rows` is the output, which is summed over ranks; with `sequence` each rank gets its own
-        part of the sum.
+        If `axis` is 0, `rows` is the linear's input. With `sequence` it is gathered from all ranks;
+        otherwise it is unchanged, and its gradient is summed over ranks, unless `partial` is set.
+        If `axis` is 1, `rows` is the linear's output, which is summed over ranks; with `sequence`
+        each rank gets only its rows of the sum.
         """
         if self.axis is None or self.group is None or self.group.size() == 1:
             return rows
@@ -101,21 +102,20 @@ class TensorSharing:
 
 
 class Adaptable(nn.Module):
-    """Base of linears that may have adapters; it stands before the linear's class among bases."""
+    """Base class of linears that may have adapters; it must come before the linear's own base."""
 
     lora: Any
-    """The linear's trained `dit.lora.adapter.Adapter`, a child module; None, or absent, without
-    one."""
+    """The trained `dit.lora.adapter.Adapter`, a child module; None or absent if there is none."""
     beside: Sequence[str] = ()
-    """Names of further adapters, child modules whose outputs are added to that of `lora`."""
+    """Names of further adapters, which are child modules, too. The outputs of all adapters are
+    added."""
     frozen: Any = None
-    """The frozen weight as a `FrozenMatrix`, if the device does not hold it as a plain tensor."""
+    """The frozen weight as a `FrozenMatrix`, if it is not a plain tensor on the device."""
     token_row: str | None = None
-    """Name of the row of tokens that is the input, which context and tensor ranks may divide. None:
-    the input is text, or has a row for each noise level, and each rank has all of it."""
-
+    """Name of the stream of tokens that is the input; context and tensor ranks may divide it. None:
+    each rank has the whole input, which is text or has a row for each timestep."""
     parts: int = 1
-    """Number of linears of the published network that this one fuses, such as 3 for q, k and v."""
+    """Number of linears of the published network that this linear fuses, such as 3 for q, k, v."""
 
     def tensor_sharing(self) -> TensorSharing:
         """How tensor ranks divide this linear's weight and input."""
@@ -123,25 +123,25 @@ class Adaptable(nn.Module):
 
     @property
     def is_frozen(self) -> bool:
-        """Whether the linear's matrix is not trained."""
+        """Whether the linear's weight is not trained."""
         return not self.weight.requires_grad  # type: ignore[union-attr]
 
     def add_adapter(self, name: str, adapter: nn.Module) -> None:
-        """Adds `adapter` to the linear as `name`, and replaces an adapter of the same name."""
+        """Adds `adapter` to the linear under `name`; replaces an adapter with this name."""
         setattr(self, name, adapter)
         if name != CHILD and name not in self.beside:
             self.beside = (*self.beside, name)
 
     def adapters(self) -> dict[str, Any]:
-        """Adapters of this linear by name, in the order in which their outputs are added."""
+        """The adapters of this linear by name, in the order in which their outputs are added."""
         named = ((name, getattr(self, name, None)) for name in (*self.beside, CHILD))
         return {name: one for name, one in named if one is not None}
 
     def adapted(self, x_TI: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
-        """The output [T, O] of the linear and its enabled adapters for `x_TI`.
+        """The output [T, O] of the linear and its enabled adapters for the input `x_TI`.
 
-        `product` maps [T, I] to [T, O] by the linear's matrix alone. It is not used if `frozen`
-        holds the matrix.
+        `product` maps [T, I] to [T, O] by the linear's weight. It is not called if `frozen` holds
+        the weight.
         """
         product = product if self.frozen is None else partial(self.frozen.output_of, self)
         for adapter in self.adapters().values():
@@ -158,8 +158,9 @@ class Adaptable(nn.Module):
     ) -> ShardedStateDict:
         """The sharded state of the linear and its adapters, for a checkpoint.
 
-        `frozen` is the state that Megatron-Core lists for the linear. As it includes adapters, they
-        are removed from it and listed anew.
+        `frozen` is the state that Megatron-Core's linear returns. The weights of adapters in it,
+        which Megatron-Core lists as replicated, are replaced by the adapters' own sharded state.
+        The other arguments are those of Megatron-Core's `sharded_state_dict`.
         """
         found = {name: value for name, value in frozen.items() if not is_of_any_adapter(f".{name}")}
         for name, one in self.adapters().items():
@@ -169,9 +170,10 @@ class Adaptable(nn.Module):
 
 @contextmanager
 def adapters_off(network: nn.Module, names: Collection[str] | None = None) -> Iterator[None]:
-    """A context in which linears of `network` compute without the adapters called `names`.
+    """A context in which the adapters of `network` with these `names` are switched off.
 
-    None stands for all trained adapters. At the end the same adapters are enabled again.
+    None stands for all trained adapters. At the end, the adapters that were switched off are
+    enabled again.
     """
     linears = (module for module in network.modules() if isinstance(module, Adaptable))
     switched = [
@@ -191,25 +193,24 @@ def adapters_off(network: nn.Module, names: Collection[str] | None = None) -> It
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TokenPlaces:
-    """Positions in the pack of the tokens of one row of tokens, int64."""
+    """Positions in the pack, int64, of the tokens of one stream."""
 
-    whole_T: Tensor  # of those that a linear on whole rows sees
-    own_T: Tensor  # of those that this rank holds between two matrices
+    whole_T: Tensor  # of the tokens of all tensor ranks, the input of linears that gather them
+    own_T: Tensor  # of the tokens of this tensor rank
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DropoutRows:
-    """The seed and token positions of a pack at a step, which determine adapters' dropout masks."""
+    """The seed and token positions of a pack, which determine the dropout masks of adapters."""
 
     seed: int  # 63 bits
-    places: Mapping[str, TokenPlaces]  # by the name of a row of tokens (`TOKENS`)
-    fused_kernels: bool = False  # allows our kernel, which runs where `kernels_run_on`
+    places: Mapping[str, TokenPlaces]  # by the name of a stream of tokens, such as `TOKENS`
+    fused_kernels: bool = False  # whether our kernel may be used, on devices that can run it
 
     def places_of(self, x_TI: Tensor, *, token_row: str | None) -> Tensor:
-        """Position in the pack, int64 [T], of each row of `x_TI`, the input of a linear.
+        """The position in the pack, int64 [T], of each row of `x_TI`, the input of a linear.
 
-        `token_row` names the row of tokens that `x_TI` belongs to. None stands for an input that
-        every rank has whole, such as text; its positions are its row numbers.
+        `token_row` is `Adaptable.token_row`; if it is None, positions are the indices of rows.
         """
         rows = len(x_TI)
         if token_row is None:
@@ -218,7 +219,7 @@ class DropoutRows:
         return places.own_T if len(places.own_T) == rows else places.whole_T
 
     def of_states(self, token_row: str, count: int) -> DropoutRows:
-        """A copy for linears whose input has `count` consecutive rows per token of `token_row`."""
+        """A copy for linears whose input has `count` adjacent rows per token of `token_row`."""
 
         def spread(place_T: Tensor) -> Tensor:
             inner = torch.arange(count, device=place_T.device)
@@ -235,13 +236,16 @@ _current: ContextVar[DropoutRows | None] = ContextVar("dropout rows", default=No
 
 
 def dropout_rows() -> DropoutRows | None:
-    """The seed and positions for adapters' dropout in the present pack; None without dropout."""
+    """The seed and positions of the enclosing `dropping`; None if adapters apply no dropout."""
     return _current.get()
 
 
 @contextmanager
 def dropping(rows: DropoutRows | None) -> Iterator[None]:
-    """A context in which adapters apply dropout by `rows`, seed and positions; None: no dropout."""
+    """A context in which adapters apply dropout with the seed and positions `rows`.
+
+    None: they apply no dropout.
+    """
     token = _current.set(rows)
     try:
         yield
@@ -252,9 +256,8 @@ def dropping(rows: DropoutRows | None) -> Iterator[None]:
 def mark_split(weight: nn.Parameter, *, axis: int) -> None:
     """Marks `weight` for Megatron-Core as sharded over tensor ranks along `axis`.
 
-    Without the mark the norm of the gradient counts one shard instead of all. Megatron-Core's
-    layers set it while they initialise their weights, for which this project uses `initialise`
-    instead.
+    Without the mark, the gradient norm would count one shard instead of all. Megatron-Core's layers
+    set it in their own initialisation of weights, which this project replaces by `initialise`.
     """
     marks = {"tensor_model_parallel": True, "partition_dim": axis, "partition_stride": 1}
     for name, value in marks.items():
@@ -262,9 +265,10 @@ def mark_split(weight: nn.Parameter, *, axis: int) -> None:
 
 
 def sees_part_of_tokens(module: nn.Module, config: TransformerConfig) -> None:
-    """Marks the parameters of `module` itself for the gradient sums of sequence parallelism.
+    """Marks the parameters of `module` whose gradients are summed under sequence parallelism.
 
-    Its children are not marked. The mark is False if `config` has no sequence parallelism.
+    Parameters of its children are not marked. The mark is False if `config` has no sequence
+    parallelism.
     """
     for parameter in module.parameters(recurse=False):
         parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]

@@ -1,12 +1,12 @@
-"""Self-attention under context parallelism: each rank holds a shard of the pack.
+"""Attention under context parallelism, in which each rank has a shard of the pack's tokens.
 
     a2a         a rank exchanges all heads of its tokens for some heads of all tokens
     all_gather  a rank keeps its queries and gathers the keys and values of all tokens
-    p2p         Transformer Engine passes keys and values round a ring; not between two rows
+    p2p         Transformer Engine's ring attention, for a single stream of tokens
 
-With a2a and all_gather the attention function is that of a single rank. With a2a, ranks hold
-consecutive pieces of the pack, so nothing has to be reordered. If latents and text are separate
-rows, each rank holds a part of every sample, and the same exchange brings both into joint order
+With a2a and all_gather the attention function is that of a single rank. With a2a, ranks have
+consecutive pieces of the pack, so tokens need not be reordered. If latents and text are separate
+streams, each rank has a shard of every sample, and tokens are reordered to joint order
 (joint_order.py).
 """
 
@@ -36,24 +36,24 @@ from dit.pack_wire import to_device
 
 @dataclass(frozen=True, slots=True)
 class TokenOrder:
-    """Permutations of the same W tokens between the order on ranks and the order of attention.
+    """Permutations of W tokens between the order on ranks and the order of attention.
 
-    The order on ranks is rank 0's rows, then rank 1's, and so on. Both permutations are None if the
-    orders are equal.
+    The order on ranks is rank 0's tokens, then rank 1's, and so on. Both permutations are None if
+    the orders are equal.
     """
 
-    to_pack_W: Tensor | None  # row, as ranks hold them, of each token in the order of attention
-    to_ranks_W: Tensor | None  # row in the order of attention of each token, as ranks hold them
+    to_pack_W: Tensor | None  # attention's token i is token to_pack_W[i] in the order on ranks
+    to_ranks_W: Tensor | None  # the inverse permutation
 
     @classmethod
     def of(
         cls, batch: TokenStream, *, rows: int, first: Sequence[tuple[int, int]] = ()
     ) -> TokenOrder:
-        """The permutations between rows on ranks and the order of the pack, for attention.
+        """The permutations for attention in the order of the pack.
 
         `rows` is the number of tokens of one rank, including padding at the end of the pack.
-        `first` lists pairs (first row, number of rows) in the order of the pack; their tokens come
-        before all others in the order of attention.
+        `first` lists (first row, number of rows) in the order of the pack; these tokens are first
+        in the order of attention.
         """
         parts, whole = batch.share.count, batch.starts[-1]
         filling = torch.arange(whole, parts * rows).split(max(rows - whole // parts, 1))
@@ -69,9 +69,9 @@ class TokenOrder:
 
     @classmethod
     def from_pack(cls, to_pack_W: Tensor, *, device: torch.device) -> TokenOrder:
-        """The permutations by which attention's token i is row `to_pack_W[i]` of all ranks' rows.
+        """The permutations from `to_pack_W`, a CPU tensor, moved to `device`.
 
-        `to_pack_W` is a CPU tensor.
+        Attention's token i is token `to_pack_W[i]` in the order on ranks.
         """
         if torch.equal(to_pack_W, torch.arange(len(to_pack_W))):
             return cls(None, None)
@@ -87,14 +87,14 @@ class TokenOrder:
 
 
 def then_others(first: Tensor, total: int) -> Tensor:
-    """The indices in `first`, then all other indices below `total`, ascending; on the CPU."""
+    """The indices `first`, then all other indices below `total` in ascending order, on the CPU."""
     others = torch.ones(total, dtype=torch.bool)
     others[first] = False
-    return torch.cat((first, others.nonzero().flatten()))  # on the host: nobody waits for a device
+    return torch.cat((first, others.nonzero().flatten()))  # on the CPU: no wait for a GPU
 
 
 def side_by_side(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(first row, number of rows) of each of `spans` when their rows are concatenated."""
+    """(first row, number of rows) of each of `spans` in the concatenation of their rows."""
     ends = accumulate((number for _, number in spans), initial=0)
     return [(start, number) for start, (_, number) in zip(ends, spans, strict=False)]
 
@@ -108,7 +108,7 @@ def _permuted(x_WX: Tensor, there_W: Tensor | None, back_W: Tensor | None) -> Te
 
 
 class _Permute(torch.autograd.Function):
-    """Autograd function that permutes rows; the backward pass needs neither a sort nor a sum."""
+    """Autograd function that permutes rows; its backward pass uses the inverse permutation."""
 
     @staticmethod
     def forward(ctx: Any, x_WX: Tensor, there_W: Tensor, back_W: Tensor) -> Tensor:
@@ -126,28 +126,28 @@ class TokenExchange:
     """The exchange of tokens between context ranks before and after self-attention."""
 
     spans: Spans  # which tokens attend to which, in the order of attention
-    own: TokenOrder | None = None  # of this rank's rows; None where they are in that order
-    all_ranks: TokenOrder | None = None  # of the rows of all context ranks, where they meet
+    own: TokenOrder | None = None  # of this rank's tokens; None if they are in the right order
+    all_ranks: TokenOrder | None = None  # of the tokens of all context ranks; None without exchange
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowExchange:
-    """The exchange for attention from queries of one row of tokens to keys of another row."""
+    """The exchange between context ranks for attention from one stream of tokens to another."""
 
-    spans: Spans  # which queries see which keys, each in its own order of attention
-    queries: TokenOrder  # of the rows of this rank by all_gather, else of all context ranks
-    keys: TokenOrder  # of the rows of all context ranks
+    spans: Spans  # which queries attend to which keys, each in their order of attention
+    queries: TokenOrder  # of queries of this rank with all_gather, else of all context ranks
+    keys: TokenOrder  # of keys of all context ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Context:
-    """The context-parallel group of this rank, and how its ranks exchange tokens (`comm`)."""
+    """The context-parallel group of this rank, and `comm`, how its ranks exchange tokens."""
 
     group: dist.ProcessGroup
     comm: ContextComm
     shares_samples: bool = True
-    """Whether every rank needs an equal shard of each sample. If not, ranks take consecutive pieces
-    of the pack with a2a."""
+    """Whether each rank must have an equal shard of every sample. If not, with a2a ranks have
+    consecutive pieces of the pack."""
 
     def __post_init__(self) -> None:
         if self.comm is ContextComm.P2P:
@@ -155,7 +155,7 @@ class Context:
 
     @property
     def share(self) -> SequenceShard:
-        """The shard of a pack's tokens that this rank has."""
+        """The rule by which this rank's shard is taken from a pack's tokens."""
         many = self.group.size() > 1
         return SequenceShard(
             index=self.group.rank(),
@@ -165,7 +165,7 @@ class Context:
         )
 
     def exchange(self, batch: TokenStream, *, rows: int) -> TokenExchange:
-        """The exchange for attention among the tokens of the stream `batch` alone.
+        """The exchange for self-attention in the single stream `batch`.
 
         `rows` is the number of tokens of one rank, including padding at the end of the pack.
         """
@@ -191,11 +191,11 @@ class Context:
     def attend(
         self, attend: Callable[..., Tensor], qkv: tuple[Tensor, ...], exchange: TokenExchange
     ) -> Tensor:
-        """Attention [T, H, K] of this rank's tokens to all tokens of their samples.
+        """The output [T, H, K] of attention of this rank's tokens to all tokens of their samples.
 
-        `qkv` holds queries, keys and values, and `attend` computes attention of tokens that are all
-        on one rank. With a2a, or on a single rank, `qkv` may hold further tensors, such as gates,
-        which are exchanged as queries are and passed to `attend`.
+        `qkv` are queries, keys and values [T, H, K]; `attend` computes attention on a single rank.
+        With a2a, or without context parallelism, `qkv` may have further tensors, such as gates,
+        which are exchanged like queries and passed to `attend`.
         """
         spans, everyone = exchange.spans, exchange.all_ranks
         if self.share.halves:
@@ -222,12 +222,12 @@ class Context:
         kv_LHK: tuple[Tensor, Tensor],
         exchange: RowExchange,
     ) -> Tensor:
-        """Attention [T, H, K] from the queries of one row to the keys of another, sample by sample.
+        """The output [T, H, K] of attention from one stream of tokens to another.
 
-        `kv_LHK` holds keys and values. Context ranks divide both rows. A sample without keys gets
-        zeros.
+        `kv_LHK` are keys and values. Context ranks divide both streams. Outputs of a sample without
+        keys are zeros.
         """
-        assert not self.share.halves, "a ring passes one row round"
+        assert not self.share.halves, "ring attention is for a single stream of tokens"
         spans, queries, keys = exchange.spans, exchange.queries, exchange.keys
         if self.group.size() == 1:
             k_LHK, v_LHK = map(keys.arrange, kv_LHK)
@@ -243,15 +243,15 @@ class Context:
     def _heads_of_all(self, qkv: tuple[Tensor, ...]) -> Tensor:
         """All-to-all from all heads of this rank's tokens to 1 / R of the heads of all tokens.
 
-        The result is [W, H / R, n K]: the n tensors of `qkv` side by side.
+        The result is [W, H / R, n * K]: the n tensors of `qkv`, concatenated.
         """
         ranks = self.group.size()
         by_rank = [x_THK.unflatten(1, (ranks, -1)).transpose(0, 1) for x_THK in qkv]
-        x_RTHX = torch.cat(by_rank, dim=-1).contiguous()  # one copy does both
+        x_RTHX = torch.cat(by_rank, dim=-1).contiguous()  # one copy transposes and concatenates
         return all_to_all(self.group, x_RTHX).flatten(0, 1)
 
     def _tokens_of_mine(self, x_WHK: Tensor) -> Tensor:
-        """All-to-all back to all heads of this rank's tokens [T, H, K], from `x_WHK`."""
+        """All-to-all from some heads of all tokens to all heads of this rank's tokens [T, H, K]."""
         x_RTHK = all_to_all(self.group, x_WHK.unflatten(0, (self.group.size(), -1)))
         return torch.cat(x_RTHK.unbind(), dim=1)
 
@@ -259,7 +259,7 @@ class Context:
 def _attend_here(
     attend: Callable[..., Tensor], qkv: tuple[Tensor, ...], exchange: TokenExchange
 ) -> Tensor:
-    """Attention [T, H, K] on a rank that holds all tokens, in the order of `exchange.own`."""
+    """The output [T, H, K] of attention on a rank that has all tokens."""
     if exchange.own is None:
         return attend(*qkv, exchange.spans)
     parts = exchange.own.arrange(torch.cat(qkv, dim=-1)).chunk(len(qkv), dim=-1)
@@ -267,16 +267,16 @@ def _attend_here(
 
 
 def check_joint_context(comm: ContextComm, ranks: int) -> None:
-    """Checks that the context-parallel exchange `comm` supports joint attention.
+    """Checks that `comm`, the exchange between context ranks, supports several streams of tokens.
 
     Raises:
-        ValueError: `comm` is p2p, a ring, and there are several `ranks`.
+        ValueError: `comm` is p2p (ring attention), and there are several `ranks`.
     """
     if comm is ContextComm.P2P and ranks > 1:
         raise ValueError(
-            "model.cp_comm_type=p2p works for one sequence of tokens, and this network keeps"
-            " latents and"
-            " text in two; use a2a or all_gather"
+            "model.cp_comm_type=p2p works for a single sequence of tokens, but this network has"
+            " separate sequences, such as latents and text; set model.cp_comm_type=a2a or"
+            " all_gather"
         )
 
 
@@ -288,23 +288,24 @@ def check_ring(ranks: int) -> None:
     """
     if ranks > 1 and not (find_spec("transformer_engine") and torch.cuda.is_available()):
         raise ValueError(
-            "model.cp_comm_type=p2p is Transformer Engine's, which needs a GPU and is not installed"
-            " here; install the extra `te`, or use a2a or all_gather"
+            "model.cp_comm_type=p2p needs Transformer Engine and an NVIDIA GPU, and at least one of"
+            " them is missing; install the extra `te` on a machine with a GPU, or set"
+            " model.cp_comm_type=a2a or all_gather"
         )
 
 
 def attend_in_ring(
     q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, spans: Spans, *, group: dist.ProcessGroup
 ) -> Tensor:
-    """Attention [T, H, K] of this rank's tokens to their samples, by Transformer Engine's ring.
+    """The output [T, H, K] of Transformer Engine's ring attention, for this rank's tokens.
 
-    `spans` are those of the whole pack. A rank holds two pieces of each sample
-    (`SequenceShard.halves`), as Transformer Engine's THD layout prescribes.
+    `spans` are those of the whole pack. A rank has two pieces of each sample
+    (`SequenceShard.halves`), as Transformer Engine's THD layout requires.
     """
     heads, width = q_THK.shape[1:]
     length = spans.total // group.size()
     cu, cu_padded, longest = spans.once("ring", lambda: _offsets(spans))  # type: ignore[misc]
-    # Rows that fill up the end of the pack are of no sample that the ring could share out.
+    # Padding at the end of the pack belongs to no sample, so the ring does not get it.
     q, k, v = (x[:length].contiguous() for x in (q_THK, k_THK, v_THK))
     out = _ring(heads, width, group)(
         q,
@@ -320,16 +321,16 @@ def attend_in_ring(
         max_seqlen_kv=longest,
         pad_between_seqs=True,
     )
-    # Zeros for what fills up the end of the pack.
+    # Zeros for the padding at the end of the pack.
     return pad(out.view(length, heads, width), (0, 0, 0, 0, 0, len(q_THK) - length))
 
 
 def _offsets(spans: Spans) -> tuple[Tensor, Tensor, int]:
     """(offsets of samples without padding, offsets with padding, longest sample with padding).
 
-    The offsets are int32 on the device; empty samples at the end make the number of samples a
-    multiple of `COUNT_MULTIPLE`. The longest length is rounded up. So packs can reuse each other's
-    graphs and memory.
+    The offsets are int32 on the device. Empty samples at the end make the number of samples a
+    multiple of `COUNT_MULTIPLE`, and the longest length is rounded up, so that many packs use the
+    same cuDNN graph.
     """
     real = (0, *accumulate(spans.lengths))
     padded = (*spans.starts, spans.total)
@@ -341,7 +342,7 @@ def _offsets(spans: Spans) -> tuple[Tensor, Tensor, int]:
 
 @cache
 def _ring(heads: int, width: int, group: dist.ProcessGroup) -> Any:
-    """Transformer Engine's ring attention; one module serves all layers, as it has no weights."""
+    """Transformer Engine's module of ring attention; all layers share it, as it has no weights."""
     return dot_product(
         heads,
         width,

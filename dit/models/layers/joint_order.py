@@ -1,21 +1,21 @@
-"""Latents and text in separate rows, and the joint order in which attention reads both.
+"""Separate rows (streams of tokens) of latents and text, and the joint order of attention.
 
-1. Piece, TokenRow    the places of samples in one row, and this rank's shard of it
-2. text_row           text, which arrives whole, with this context rank's shard of each piece
-3. row_exchange       connects the queries of one row to the keys of another
-4. JointOrder         both rows <-> [latents of s0, text of s0, latents of s1, ..., padding]
+1. Piece, TokenRow    where the samples are in a row, and this rank's shard of the row
+2. text_row           this context rank's shard of the text of a pack
+3. row_exchange       the exchange for attention from one row to another
+4. JointOrder         permutations to [latents of s0, text of s0, latents of s1, ..., padding]
 
-Softmax attention does not depend on the order of keys, so one order serves every family. The real
-tokens of a sample are adjacent in it, latents before text, and all padding is at the end, so the
-attention functions for one row can be used.
+Softmax attention does not depend on the order of keys, so one joint order serves every family. In
+joint order the real tokens of a sample are adjacent, latents before text, and all padding is at the
+end; so the attention functions for a single row can be used.
 
-Under context parallelism each rank holds a shard of every piece of both rows, so that no text is
-computed twice. Under sequence parallelism tensor ranks divide each row separately.
+Under context parallelism each rank has a shard of every piece of every row, so no text is computed
+twice. Under sequence parallelism tensor ranks divide each row separately.
 """
 
 # T latent tokens, L text tokens, J = T + L tokens of both, all of this context rank
 # W = R * J tokens of all R context ranks, X any width
-# With sequence parallelism a tensor rank holds an equal part of T, of L and of J.
+# With sequence parallelism a tensor rank has an equal shard of T, of L and of J.
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ from dit.pack_wire import to_device
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Adjacent rows of one sample in a token row: other pictures' tokens, real tokens, padding."""
+    """Adjacent tokens of one sample in a row: `before` others, `real` tokens, then padding."""
 
     sample: int
-    start: int  # first row
-    size: int  # rows, padding included
-    real: int
-    before: int = 0  # rows in front of the real ones, of another picture of the sample
+    start: int  # index of the first token in the row
+    size: int  # number of tokens, padding included
+    real: int  # number of real tokens
+    before: int = 0  # number of tokens before the real ones, which belong to another picture
 
     def on(self, share: SequenceShard) -> Piece:
-        """The part of the piece on the context rank of `share`, placed in that rank's row."""
+        """The part of the piece on the context rank of `share`, with `start` in that rank's row."""
         assert self.size % share.count == 0
         size = self.size // share.count
         first, stop = (
@@ -72,30 +72,30 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenRow:
-    """One kind of tokens of a pack, end to end; each context rank holds a shard of each piece."""
+    """A row: one stream of tokens of a pack; each context rank has a shard of every piece."""
 
-    pieces: tuple[Piece, ...]  # of all ranks together, in the order of the row; sizes divide
-    rows: int  # of one context rank, with those that fill up its end: as many on every rank
-    share: SequenceShard  # what is here
+    pieces: tuple[Piece, ...]  # of the whole row, in order; the number of ranks divides sizes
+    rows: int  # number of tokens on each context rank, including padding at its end
+    share: SequenceShard  # the shard of this context rank
 
     @classmethod
     def of_stream(cls, stream: TokenStream, *, attended: Sequence[int]) -> TokenRow:
-        """The row of the tokens of `stream`, as this rank holds them.
+        """The row of the tokens of `stream`.
 
         `attended` has, for each sample, the number of tokens that attention processes, which may
         include padding.
         """
         spans = zip(pairwise(stream.starts), attended, strict=True)
         pieces = [Piece(i, a, b - a, real) for i, ((a, b), real) in enumerate(spans)]
-        assert all(piece.real <= piece.size for piece in pieces), "a pack without attended padding"
+        assert all(piece.real <= piece.size for piece in pieces), "the pack lacks attended padding"
         return cls(pieces=tuple(pieces), rows=len(stream.segment_T), share=stream.share)
 
     @classmethod
     def of_pictures(cls, batch: PackedBatch, *, references_meet: bool = False) -> TokenRow:
-        """A row in which each target and each reference counts as a sample of its own.
+        """The row of latents for attention within each picture of `batch`.
 
-        So pictures do not attend to each other. With `references_meet` all references of a sample
-        count as one, and attend to each other.
+        Each target and each reference counts as a separate sample, so they do not attend to each
+        other. With `references_meet`, all references of a sample together count as one sample.
         """
         pieces: list[Piece] = []
         samples = zip(pairwise(batch.starts), batch.grids, batch.references, strict=True)
@@ -108,12 +108,12 @@ class TokenRow:
         return cls(pieces=tuple(pieces), rows=len(batch.segment_T), share=batch.share)
 
     def on(self, rank: int) -> list[Piece]:
-        """The pieces of the row that context rank `rank` holds, placed in that rank's shard."""
+        """The pieces of the row on context rank `rank`; `start` counts in that rank's row."""
         return [piece.on(replace(self.share, index=rank)) for piece in self.pieces]
 
     @property
     def lengths(self) -> dict[int, int]:
-        """Number of real tokens over all ranks by sample, for samples with a piece."""
+        """Number of real tokens, on all ranks together, of each sample that has a piece."""
         lengths: dict[int, int] = {}
         for piece in self.pieces:
             lengths[piece.sample] = lengths.get(piece.sample, 0) + piece.real
@@ -122,14 +122,14 @@ class TokenRow:
 
 @dataclass(frozen=True, slots=True)
 class TextRow:
-    """The shard of a pack's text on this context rank, and its rows in the whole text."""
+    """The shard of a pack's text on this context rank."""
 
     row: TokenRow
-    source_L: Tensor  # row of the whole text of each token here; one past its end for padding
-    sample_L: Tensor  # sample of each token here; padding belongs to a neighbour
+    source_L: Tensor  # index of each token in the text of the whole pack; its length for padding
+    sample_L: Tensor  # sample of each token; padding belongs to an adjacent sample
 
     def of(self, whole_X: Tensor) -> Tensor:
-        """Rows of `whole_X` (such as embeddings of the whole text) for this rank's text tokens.
+        """The rows [L, ...] of this rank's tokens, from `whole_X` with a row per token of the pack.
 
         Padding gets zeros.
         """
@@ -146,9 +146,9 @@ def _padded(length: int, share: SequenceShard) -> int:
 
 
 def text_rows(lengths: Sequence[int], *, share: SequenceShard, multiple: int) -> int:
-    """Number of text rows on each context rank for texts of these `lengths`.
+    """The number of text tokens on each context rank, including the padding by `text_row`.
 
-    It includes the padding that `text_row` adds.
+    `lengths` are the numbers of text tokens of samples; `multiple` is as in `text_row`.
     """
     here = sum(_padded(length, share) for length in lengths) // share.count
     return _multiple_of(multiple, max(here, 1))
@@ -157,10 +157,10 @@ def text_rows(lengths: Sequence[int], *, share: SequenceShard, multiple: int) ->
 def text_row(
     lengths: Sequence[int], *, share: SequenceShard, multiple: int, device: torch.device
 ) -> TextRow:
-    """This context rank's shard of texts with `lengths` tokens, some of which may be 0.
+    """This context rank's shard of the text of samples with `lengths` tokens, which may be 0.
 
-    The rows are padded to a `multiple` for sequence parallelism. There is at least one row, so that
-    weights for text always have a gradient, if only of zeros.
+    The number of tokens on a rank is padded to a `multiple`, for sequence parallelism. It is never
+    0, so that weights for text always have a gradient.
     """
     sizes = [_padded(length, share) for length in lengths]
     starts = list(accumulate(sizes, initial=0))
@@ -168,7 +168,7 @@ def text_row(
     pieces = tuple(Piece(i, start, size, real) for i, (start, size, real) in every if size)
     rows = text_rows(lengths, share=share, multiple=multiple)
     row = TokenRow(pieces=pieces, rows=rows, share=share)
-    first = list(accumulate(lengths, initial=0))  # of each text in the whole text
+    first = list(accumulate(lengths, initial=0))  # token of each sample in the text of the pack
     source_L = torch.full((rows,), first[-1])
     sample_L = torch.full((rows,), max(len(lengths) - 1, 0))
     for piece in row.on(share.index):
@@ -182,12 +182,12 @@ def text_row(
 def row_exchange(
     asking: TokenRow, answering: TokenRow, *, context: Context, device: torch.device
 ) -> RowExchange:
-    """The exchange in which tokens of row `asking` attend to the same samples in `answering`.
+    """The exchange for attention from tokens of `asking` to the same sample's in `answering`.
 
     Context ranks divide both rows.
 
     Raises:
-        ValueError: the ranks pass keys and values round a ring.
+        ValueError: there are several context ranks, and `model.cp_comm_type` is p2p.
     """
     check_joint_context(context.comm, context.group.size())
     gathers = context.group.size() > 1 and context.comm is ContextComm.ALL_GATHER
@@ -195,10 +195,10 @@ def row_exchange(
         own, own_real = _joint_rows([asking], asking.share.index)
     else:
         own, own_real = _joint_rows_of_all([asking])
-    # Keys of samples without a query come last, so that the others lie side by side.
+    # Keys of samples without queries come last, so that all other keys are adjacent.
     every, every_real = _joint_rows_of_all([answering], asked=defaultdict(int, own_real))
     queries, keys = _spans_of(own_real), _spans_of(every_real)
-    # Ascending keys; samples without any stand where there are none.
+    # Sorted by the first key; samples without keys get an empty span after all keys.
     nowhere = (sum(every_real.values()), 0)
     samples = sorted(queries, key=lambda sample: (keys.get(sample, nowhere)[0], sample))
     spans = Spans.of(
@@ -216,13 +216,13 @@ def row_exchange(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JointOrder:
-    """Permutations between separate rows of a pack and one joint row, for single-stream layers."""
+    """Permutations between the separate rows of a pack and one joint row of all their tokens."""
 
-    sizes: tuple[int, ...]  # of the rows of this context rank, before tensor ranks share them out
-    own: TokenOrder  # both rows, one after the other <-> the joint row of this rank
-    apart: TokenExchange  # for attention where the rows are kept apart
-    joined: TokenExchange  # for attention on the joint row
-    shared_by: dist.ProcessGroup | None  # tensor ranks that share the tokens out, if they do
+    sizes: tuple[int, ...]  # numbers of tokens of the rows on this context rank
+    own: TokenOrder  # between the concatenated rows of this rank and its joint row
+    apart: TokenExchange  # for joint attention of separate rows
+    joined: TokenExchange  # for attention in the joint row
+    shared_by: dist.ProcessGroup | None  # tensor ranks that divide tokens; None if they do not
 
     @classmethod
     def of(
@@ -234,11 +234,11 @@ class JointOrder:
         shared_by: dist.ProcessGroup | None,
         sequences: Sequence[Sequence[Segment]] | None = None,
     ) -> JointOrder:
-        """The joint order of `rows`: a sample's tokens of the first row, then of the next.
+        """The joint order of `rows`: for each sample, its tokens of the first row, then the next.
 
-        `shared_by` are tensor ranks that divide the tokens, or None. `sequences` has the segments
-        of each sample and makes attention block-causal (`block_causal.py`); `rows` must then be
-        latents and text.
+        `shared_by` are tensor ranks that divide tokens, or None. `sequences` has the segments of
+        each sample and makes attention block-causal (`block_causal.py`); `rows` must then be
+        latents, then text.
         """
         ranks = rows[0].share.count
         orders = [_joint_rows(rows, rank) for rank in range(ranks)]
@@ -269,32 +269,36 @@ class JointOrder:
         )
 
     def join(self, rows: Sequence[Tensor]) -> Tensor:
-        """This tensor rank's shard of the joint row [J, X], from its shards of `rows`."""
+        """The joint row [J, X], computed from the separate `rows`.
+
+        Under sequence parallelism, rows are this tensor rank's shards.
+        """
         return self._scattered(self.own.arrange(torch.cat([self._whole(x) for x in rows])))
 
     def split(self, joint_JX: Tensor) -> tuple[Tensor, ...]:
-        """This tensor rank's shard of each separate row, from its shard of the joint row.
+        """The separate rows, computed from the joint row `joint_JX`: the inverse of `join`.
 
-        It undoes `join`.
+        Under sequence parallelism, rows are this tensor rank's shards.
         """
         apart = self.own.restore(self._whole(joint_JX)).split(self.sizes)
         return tuple(self._scattered(x) for x in apart)
 
     def latents(self, joint_JX: Tensor) -> Tensor:
-        """The latents [T, X] of a whole joint row `joint_JX`, which no tensor ranks divide."""
+        """The latents [T, X] of the joint row `joint_JX`, gathered from all tensor ranks."""
         return self.own.restore(joint_JX)[: self.sizes[0]]
 
     def arranged(self, rows: Sequence[Tensor]) -> Tensor:
-        """Values [J, ...] in joint order, from the values of each row on this context rank.
+        """Values [J, ...] in joint order, from the values of the tokens of each row.
 
-        Examples are sample indices and rotary angles.
+        Examples are rotary angles and sample indices. `rows` are those of this context rank,
+        gathered from all tensor ranks.
         """
         return self.own.arrange(torch.cat(list(rows)))
 
     def _whole(self, x: Tensor) -> Tensor:
-        """The row of this context rank, gathered from the shards `x` of its tensor ranks.
+        """The row `x` of this context rank, gathered from its tensor ranks.
 
-        Each tensor rank computes the whole gradient, so gradients are not summed.
+        Each tensor rank computes the whole gradient of the row, so gradients are not summed.
         """
         if self.shared_by is None:
             return x
@@ -308,21 +312,21 @@ class JointOrder:
         return scatter_to_sequence_parallel_region(x, group=self.shared_by)
 
 
-Real = dict[int, int]  # real tokens by sample
+Real = dict[int, int]  # number of real tokens by sample
 
 
 def _joint_rows(rows: Sequence[TokenRow], rank: int) -> tuple[Tensor, Real]:
-    """(indices of a rank's rows in joint order, padding last; number of real tokens by sample)."""
+    """(indices of a rank's tokens in joint order, padding last; real tokens by sample)."""
     return _in_order([_real_rows(rows, rank)], sum(row.rows for row in rows))
 
 
 def _joint_rows_of_all(
     rows: Sequence[TokenRow], *, asked: Real | None = None
 ) -> tuple[Tensor, Real]:
-    """(indices of the rows of all ranks in joint order; number of real tokens by sample).
+    """(indices of all ranks' tokens in joint order, padding last; number of real tokens by sample).
 
-    An index counts in the concatenation of all ranks' `rows`. If `asked` is given, samples without
-    real tokens in it come last, because no query attends to them.
+    Indices count in the concatenation of `rows` of rank 0, of rank 1, and so on. `asked` has the
+    number of queries by sample; if given, samples without queries come after all others.
     """
     each, ranks = sum(row.rows for row in rows), rows[0].share.count
     parts = [
@@ -333,9 +337,9 @@ def _joint_rows_of_all(
 
 
 def _real_rows(rows: Sequence[TokenRow], rank: int) -> Iterator[tuple[int, Tensor]]:
-    """Yields (sample, indices of its real tokens) for each piece on the context rank `rank`.
+    """Yields (sample, indices of its real tokens) for each piece on context rank `rank`.
 
-    Indices count in the concatenation of `rows`.
+    Indices count in the concatenation of `rows` on that rank.
     """
     offset = 0
     for row in rows:
@@ -351,10 +355,10 @@ def _located(
     sequences: Sequence[Sequence[Segment]],
     spans: Mapping[int, tuple[int, int]],
 ) -> Located:
-    """Maps each sample in `spans` to (its first row in joint order, places of its tokens).
+    """Maps each sample in `spans` to (its first row in joint order, positions of its tokens).
 
-    The places are those in the sample's sequence, for the tokens on `ranks`, ordered by rank, then
-    by row as in `_real_rows`. Samples without tokens are absent.
+    Positions are those in the sample's sequence, of the tokens on `ranks`, ordered by rank, then as
+    in `_real_rows`. Samples without tokens are left out.
     """
     kinds = [number > 0 for number in range(len(rows))]  # latents, then text
     whole = [[SequencePlaces.of(one, text=kind) for kind in kinds] for one in sequences]
@@ -378,10 +382,11 @@ def _in_order(
     *,
     asked: Real | None = None,
 ) -> tuple[Tensor, Real]:
-    """(row indices in joint order, int64 [J] or [W]; number of real tokens by sample).
+    """(indices of tokens in joint order, int64 [J] or [W]; number of real tokens by sample).
 
-    `parts` belong to one rank or all; each yields pairs (sample, its real tokens in one piece). If
-    `asked` is given, samples without real tokens in it follow all others. Padding comes last.
+    Each of `parts` has (sample, indices of its real tokens) for the pieces of one rank; `total` is
+    the number of tokens. If `asked` is given, samples without queries in it follow all others.
+    Padding comes last.
     """
     by_sample: dict[int, list[Tensor]] = {}
     for part in parts:
@@ -391,12 +396,12 @@ def _in_order(
         by_sample, key=lambda sample: (asked is not None and not asked[sample], sample)
     )
     order = {sample: torch.cat(by_sample[sample]) for sample in samples}
-    # The empty tensor is all there is where a rank has no real token.
+    # With an empty tensor, in case a rank has no real tokens.
     real = torch.cat([*order.values(), torch.zeros(0, dtype=torch.int64)])
     return then_others(real, total), {sample: len(rows_of) for sample, rows_of in order.items()}
 
 
 def _spans_of(real: Real) -> dict[int, tuple[int, int]]:
-    """(first row, number of rows) of each sample in joint order, by its number of real tokens."""
+    """(first row, number of rows) of each sample in joint order; `real` is sorted in that order."""
     starts = accumulate(real.values(), initial=0)
     return {sample: (at, n) for (sample, n), at in zip(real.items(), starts, strict=False)}

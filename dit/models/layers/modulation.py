@@ -1,6 +1,6 @@
 """Timestep conditioning: embeddings of the timestep, and published forms of adaLN."""
 
-# N level rows of a pack (`PackedBatch.num_levels`), T tokens of a row as this rank holds them,
+# N timesteps of a pack (`PackedBatch.num_levels`), T tokens of a stream on this rank,
 # D model width, R rank of a modulation, P width of pooled text, X any width
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from dit.models.layers.adaptable import sees_part_of_tokens
 from dit.models.layers.parallel_linear import BuildContext, GatheredLinear, Replicated
 from dit.models.layers.per_sample import PerSample, look_up
 
-_GUIDANCE_SCALE = 1000  # before its sinusoid, as of t
+_GUIDANCE_SCALE = 1000  # the guidance scale is multiplied by this before its sinusoid, like t
 
 
 def sinusoid(level_N: Tensor, width: int, *, scale: float = 1) -> Tensor:
-    """Cosines, then sines of `level_N` at `width` / 2 frequencies, [N, width], float32.
+    """The sinusoidal embedding [N, width] of `level_N`: cosines, then sines, float32.
 
-    `scale` multiplies the angles last, as in Qwen-Image; earlier, rounding would differ. Source:
-    arXiv:1706.03762, Sec. 3.5, with frequencies 10000^(-i / half).
+    Frequencies are 10000^(-i / half) for i = 0, ..., half - 1, with half = `width` / 2
+    (arXiv:1706.03762, Sec. 3.5). `scale` multiplies the angles, as the last operation, because
+    Qwen-Image rounds in this order.
     """
     half = width // 2
     index = torch.arange(half, dtype=torch.float32, device=level_N.device)
@@ -45,9 +46,10 @@ def sinusoid(level_N: Tensor, width: int, *, scale: float = 1) -> Tensor:
 
 
 class TimestepEmbedding(nn.Module):
-    """Embedding of timesteps [N]: a normalised sinusoid [N, D], and an MLP's vectors [N, 3 D].
+    """Maps timesteps [N] to (timestep embedding [N, D], shared modulation [N, 3 D]) (Cosmos).
 
-    The vectors are the modulation that all layers share (`TimestepConditioning.adaln_shift_NX`).
+    The embedding is a normalised sinusoid; the modulation is an MLP of the sinusoid, to which each
+    layer adds its own (`TimestepConditioning.adaln_shift_NX`).
     """
 
     def __init__(self, config: TransformerConfig):
@@ -66,11 +68,13 @@ class TimestepEmbedding(nn.Module):
 class ConditionEmbedding(nn.Module):
     """Sum [N, D] of the embeddings of timestep, guidance scale and pooled text.
 
-    With the end of a step (mean flow), the first term is the mean of its embedding and the
-    timestep's. The arithmetic is that of Diffusers' `CombinedTimestepGuidanceTextProjEmbeddings`
-    (FLUX); without guidance of `CombinedTimestepTextProjEmbeddings` (SD3); without pooled text of
-    `HunyuanImageCombinedTimeGuidanceEmbedding`, which also embeds the end of a step; without biases
-    of `Flux2TimestepGuidanceEmbeddings`.
+    Guidance and pooled text are optional. If a network also gets the end of a step (mean flow), the
+    first term is the mean of the embeddings of the timestep and of the step's end. The arithmetic
+    is that of these classes of Diffusers:
+        CombinedTimestepGuidanceTextProjEmbeddings  timestep, guidance, pooled text (FLUX)
+        CombinedTimestepTextProjEmbeddings          timestep, pooled text (SD3)
+        HunyuanImageCombinedTimeGuidanceEmbedding   timestep, end of a step, guidance
+        Flux2TimestepGuidanceEmbeddings             timestep, guidance, without biases
     """
 
     def __init__(
@@ -82,9 +86,10 @@ class ConditionEmbedding(nn.Module):
         step_end: bool = False,
         bias: bool = True,
     ):
-        """`pooled` is the width of the pooled text; None: there is none.
+        """Creates the embeddings.
 
-        `step_end` adds the embedding of the timestep at which a step ends (mean flow).
+        `pooled` is the width of the pooled text, or None without it. `guidance` and `step_end` say
+        whether the guidance scale and the timestep at which a step ends are embedded.
         """
         super().__init__()
         make = partial(TwoLinears, config=config, bias=bias)
@@ -104,16 +109,17 @@ class ConditionEmbedding(nn.Module):
     ) -> Tensor:
         """The embedding [N, D] of the timesteps `level_N`.
 
-        `pooled_XP` has a row per sample, which is added to all noise levels of the sample.
-        `step_end_N` are the timesteps at which a step of mean flow ends. With pooled text, levels
-        of clean tokens, which follow those of the samples, get no guidance (HunyuanVideo).
+        `pooled_XP` has a row per sample, which is added to all timesteps of the sample.
+        `step_end_N` are the timesteps at which a step of mean flow ends. In networks with pooled
+        text, guidance is not added to the timesteps of clean tokens, which follow those of samples
+        (HunyuanVideo).
         """
         t_emb_ND = self.level(self._waves(level_N))
         if self.step_end is not None:
-            assert step_end_N is not None, "networks of mean flow are told where a step ends"
+            assert step_end_N is not None, "a mean-flow network needs the end of the step"
             t_emb_ND = (t_emb_ND + self.step_end(self._waves(step_end_N))) / 2
         if self.guidance is not None:
-            assert guidance is not None, "the network is told a guidance scale"
+            assert guidance is not None, "the network needs a guidance scale"
             told_1 = torch.full_like(level_N[:1], _GUIDANCE_SCALE * guidance)
             samples = len(level_N) if pooled_XP is None else len(pooled_XP)
             guided_ND = self.guidance(self._waves(told_1)).expand(samples, -1)
@@ -128,7 +134,7 @@ class ConditionEmbedding(nn.Module):
 
 
 class TwoLinears(nn.Module):
-    """Linear, activation, linear, for tokens or for rows of the table of noise levels."""
+    """An MLP of two linears with an activation between them, for tokens or timestep embeddings."""
 
     def __init__(
         self,
@@ -140,10 +146,11 @@ class TwoLinears(nn.Module):
         activation: Callable[[Tensor], Tensor] = silu,
         token_row: str | None = None,
     ):
-        """`widths` are the outputs of the first and of the second linear; None: the model's width.
+        """Creates the linears.
 
-        `token_row` names the row of tokens that is the input; None: the input has a row for each
-        noise level.
+        `widths` are the numbers of outputs of the first and of the second linear; None: the model's
+        width for both. `token_row` is the name of the stream of tokens that is the input; None: the
+        input has a row for each timestep.
         """
         super().__init__()
         inside, width = widths or (config.hidden_size,) * 2
@@ -158,67 +165,66 @@ class TwoLinears(nn.Module):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimestepConditioning:
-    """The embedded timestep from which each layer computes its modulation."""
+    """The embedded timesteps from which each layer computes its modulation."""
 
-    # Timestep embedding, with what a family adds to it (pooled text, guidance); where modulations
-    # are made before the layers, those of all layers or stacks side by side
+    # Timestep embedding, including pooled text and guidance. In families whose modulations are
+    # computed before the layers, it is the concatenation of all modulation vectors instead.
     t_emb_ND: Tensor
     adaln_shift_NX: Tensor | None = None
     """Modulation [N, X] that all layers share, to which low-rank and table modulations add their
     own; None in families with other modulations."""
     of_rows: Mapping[str, Tensor] = field(default_factory=dict)
-    """Modulations [M, X] like `adaln_shift_NX` for rows of tokens with separate noise levels, by
-    the row's name."""
+    """Shared modulations [M, X], like `adaln_shift_NX`, for streams of tokens with separate
+    timesteps, by the name of the stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdaLN:
-    """Shift, scale and gate of one sublayer, from the noise level of each sample.
+    """Shift, scale and gate of one sublayer, for each timestep of a pack.
 
     x = norm(h) * (1 + scale) + shift             `branch`
     y = sublayer(x)                               attention, cross-attention or MLP
     h = h + gate * y                              `add`; `add_and_branch` also computes the next x
-
     Source: adaLN-Zero of arXiv:2212.09748, Sec. 3.2.
     """
 
-    shift_ND: Tensor | None  # None: nothing is added
-    scale_ND: Tensor  # 1 is added to it
-    gate_ND: Tensor | None  # of the part's output; None where it has none
+    shift_ND: Tensor | None  # None: no shift
+    scale_ND: Tensor  # the factor is 1 + scale
+    gate_ND: Tensor | None  # None: the sublayer's output has no gate
 
     def modulate(self, h_TD: Tensor, per_sample: PerSample) -> Tensor:
-        """The norm of the tokens `h_TD` without weights, scaled and shifted: the sublayer's input.
+        """The sublayer's input [T, D]: norm(`h_TD`) * (1 + scale) + shift.
 
-        It is RMSNorm with `per_sample.rms`, else LayerNorm.
+        The norm has no weights. It is RMSNorm if `per_sample.rms` is set, else LayerNorm.
         """
         return per_sample.modulate(h_TD, **self._scale_and_shift)
 
     def branch(self, h_TD: Tensor, per_sample: PerSample) -> tuple[Tensor, Tensor]:
-        """(tokens for the residual sum, input of the sublayer), both [T, D], from tokens `h_TD`.
+        """(`h_TD` for the residual sum, input of the sublayer), both [T, D].
 
-        Layers must continue with the returned tokens instead of `h_TD`; `PerSample.branch` explains
-        why.
+        Layers must use the returned tokens, not `h_TD`, in the residual sum; `PerSample.branch`
+        explains why.
         """
         return per_sample.branch(h_TD, **self._scale_and_shift)
 
     def scaled(self, x_TD: Tensor, per_sample: PerSample) -> Tensor:
-        """`x_TD` * (1 + scale) + shift, for tokens already normalised by a norm with weights."""
+        """`x_TD` * (1 + scale) + shift, for tokens that a norm with weights has normalised."""
         y_TD = per_sample.add(x_TD, x_TD, gate_ND=self.scale_ND)  # x + x * scale
         if self.shift_ND is None:
             return y_TD
         return y_TD + look_up(self.shift_ND, per_sample.level_row_T).type_as(y_TD)
 
     def add(self, h_TD: Tensor, x_TD: Tensor, per_sample: PerSample) -> Tensor:
-        """`h_TD` plus the gated output `x_TD` of the sublayer."""
+        """`h_TD` + gate * `x_TD`, with `x_TD` the output of the sublayer."""
         assert self.gate_ND is not None
         return per_sample.add(h_TD, x_TD, gate_ND=self.gate_ND)
 
     def add_and_branch(
         self, h_TD: Tensor, x_TD: Tensor, per_sample: PerSample, *, then: AdaLN
     ) -> tuple[Tensor, Tensor]:
-        """`add`, then `branch` by the next sublayer's modulation `then`, with `branch`'s results.
+        """`add`, then `branch` of the next sublayer, whose modulation is `then`.
 
-        One kernel computes both if `per_sample.fused`.
+        Returns the results of `branch`. One kernel computes both if `per_sample.fused` is set.
         """
         assert self.gate_ND is not None
         rows = {"gate_ND": self.gate_ND, **then._scale_and_shift}
@@ -231,10 +237,10 @@ class AdaLN:
 
 
 class AdaLNModule(MegatronModule):
-    """Computes the `AdaLN` of each of `parts` sublayers from the embedded timestep.
+    """Base of modules that compute the `AdaLN` of each of `parts` sublayers.
 
-    It is a module of Megatron-Core, because a checkpoint would store the split weight of one of
-    torch's as replicated.
+    It is a `MegatronModule`, because Megatron-Core's checkpoints would store the split weight of a
+    `torch.nn.Module` as if it were replicated.
     """
 
     def __init__(
@@ -245,7 +251,10 @@ class AdaLNModule(MegatronModule):
         self.each = 1 + gated + shifted
 
     def rows(self, timestep: TimestepConditioning) -> Tensor:
-        """Shift, scale and gate of all sublayers side by side, [N, parts * each * D]."""
+        """The vectors of all sublayers, concatenated: [N, parts * each * D].
+
+        Those of a sublayer are shift (if `shifted`), scale, and gate (if `gated`).
+        """
         raise NotImplementedError
 
     def forward(self, timestep: TimestepConditioning) -> tuple[AdaLN, ...]:
@@ -261,7 +270,7 @@ class AdaLNModule(MegatronModule):
 
 
 class PerBlockAdaLN(AdaLNModule):
-    """Modulation by a linear of the timestep embedding, split over tensor ranks (FLUX)."""
+    """Modulation by a linear of the timestep embedding (FLUX); tensor ranks divide its outputs."""
 
     def __init__(
         self,
@@ -289,9 +298,9 @@ class PerBlockAdaLN(AdaLNModule):
 
 
 class TableAdaLN(AdaLNModule):
-    """Modulation by the sum of rows that all layers share and a learned table (Wan, LTX).
+    """Modulation by the sum of a shared modulation and a learned table (Wan, LTX).
 
-    It is computed in float32.
+    The shared modulation is `TimestepConditioning.adaln_shift_NX`. The sum is float32.
     """
 
     def __init__(self, config: TransformerConfig, width: int, *, parts: int, gated: bool = True):
@@ -305,13 +314,16 @@ class TableAdaLN(AdaLNModule):
         return timestep.adaln_shift_NX.float() + self.table.float().flatten()
 
     def of_embedding(self, t_emb_ND: Tensor) -> tuple[AdaLN, ...]:
-        """The modulation of each sublayer: its vectors of the table, with `t_emb_ND` added."""
+        """The modulation of each sublayer: each vector of the table plus `t_emb_ND`."""
         rows_NX = t_emb_ND.repeat(1, self.parts * self.each)
         return self(TimestepConditioning(t_emb_ND=t_emb_ND, adaln_shift_NX=rows_NX))
 
 
 class PrecomputedAdaLN(AdaLNModule):
-    """Modulation by vectors that were computed before the layers (Chroma, FLUX.2); no weights."""
+    """Modulation without weights, by vectors that were computed before the layers.
+
+    Chroma and FLUX.2 have it. `TimestepConditioning.t_emb_ND` holds the vectors.
+    """
 
     def __init__(
         self,
@@ -322,7 +334,7 @@ class PrecomputedAdaLN(AdaLNModule):
         gated: bool = True,
         shifted: bool = True,
     ):
-        """`first` is the number of vectors, each of the model's width, before this module's."""
+        """Sets the range of vectors; `first` is the index of this module's first vector."""
         super().__init__(config, parts=parts, gated=gated, shifted=shifted)
         self.first = first
 
@@ -332,11 +344,11 @@ class PrecomputedAdaLN(AdaLNModule):
 
 
 class SharedModulations(MegatronModule):
-    """Modulations that all layers of a stack share: vectors [N, R D] from the embedding [N, D].
+    """Computes modulations that layers share from the timestep embedding [N, D].
 
-    Each modulation is one linear of the activated embedding (SiLU by default). The layers read its
-    vectors by `PrecomputedAdaLN`, so its gradient is a sum over layers. Source: FLUX.2,
-    `Flux2Modulation` of Diffusers.
+    Each modulation is a linear of the activated embedding (SiLU by default). The result is the
+    concatenation of all modulations, [N, number of vectors * D]; layers read their vectors by
+    `PrecomputedAdaLN`. Source: FLUX.2, `Flux2Modulation` of Diffusers.
     """
 
     def __init__(
@@ -349,9 +361,10 @@ class SharedModulations(MegatronModule):
         plain: Collection[str] = (),
         activation: Callable[[Tensor], Tensor] = silu,
     ):
-        """`vectors` maps each linear's name to the number of scales, shifts and gates it computes.
+        """Creates the linears.
 
-        `plain` are the names of linears that read the embedding without activation.
+        `vectors` maps the name of each linear to its number of vectors (scales, shifts and gates).
+        `plain` are the names of linears whose input is the embedding without activation.
         """
         super().__init__(config=context.config)
         self.plain, self.activation = plain, activation
@@ -378,7 +391,7 @@ def make_modulation(
     shifted: bool = True,
     layer: int = 0,
 ) -> AdaLNModule:
-    """The module that `spec` describes, for the `parts` sublayers of the layer `layer`, from 0."""
+    """The module that `spec` describes, for `parts` sublayers of layer `layer` of a stack."""
     if isinstance(spec, FamilyModulation):
         return resolve_name(spec.runs)(context, width, spec)
     shared, config = {"parts": parts, "gated": gated}, context.config
@@ -387,5 +400,5 @@ def make_modulation(
     if isinstance(spec, SharedModulation):
         first = spec.first + layer * spec.each
         return PrecomputedAdaLN(config, first=first, **shared, shifted=shifted)
-    assert shifted, f"{spec} makes shifts"
+    assert shifted, f"{spec} always has shifts"
     return TableAdaLN(config, width, **shared)

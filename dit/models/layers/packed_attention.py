@@ -1,7 +1,7 @@
-"""Attention modules for packed tokens: queries, keys and values, attention, output linear."""
+"""Attention modules for packed tokens: self-attention, cross-attention and joint attention."""
 
 # T packed tokens, L text tokens, S key tokens, J tokens of the joint row, E text width
-# D model width, H heads, G heads of keys, K head width, X numbers of a head, or any width
+# D model width, H heads, G key heads, K head width, X numbers of a head, or any width
 
 from __future__ import annotations
 
@@ -40,20 +40,21 @@ Angles = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowConditions:
-    """Inputs of layers for one row of tokens, such as rotary angles."""
+    """Inputs of layers for one stream of tokens, besides the tokens."""
 
-    per_sample: PerSample  # of the tokens that this rank holds between two matrices
-    angles_TK: Angles | None  # of all tokens of this context rank; None: nothing is rotated
-    has_key_T: Tensor | None = None  # bool, likewise; the keys of others are zeros; None: all have
+    per_sample: PerSample  # timesteps of the tokens of this tensor rank
+    angles_TK: Angles | None  # rotary angles of the tokens of this context rank; None: no rotation
+    has_key_T: Tensor | None = None  # bool; keys of tokens with False are zeros; None: all True
 
 
 QKV = tuple[Tensor, Tensor, Tensor]
 
 
 class PackedAttention(MegatronModule):
-    """Base of attention modules: norms, positions, gates and context parallelism.
+    """Base of attention modules: norms, rotary positions, gates and context parallelism.
 
-    Weights whose gradients Megatron-Core sums over tensor ranks have names by which it knows them.
+    The norms are called q_layernorm and k_layernorm, because Megatron-Core sums the gradients of
+    weights with these names over tensor ranks.
     """
 
     head_norm: ClassVar[type[HeadNorm | CentredNorm]] = HeadNorm
@@ -68,9 +69,10 @@ class PackedAttention(MegatronModule):
         output: bool = True,
         in_one_kernel: bool = True,
     ):
-        """`image` adds norms for keys of an image; `output` adds the output linear `linear_proj`.
+        """Creates the norms, the gate and the output linear.
 
-        `in_one_kernel` allows one kernel that both normalises and rotates queries and keys.
+        `image` adds a norm for keys of an image; `output` adds the output linear `linear_proj`.
+        `in_one_kernel` allows a kernel that both normalises and rotates queries and keys.
         """
         super().__init__(config=context.config)
         model, width = context.model, spec.width
@@ -96,10 +98,9 @@ class PackedAttention(MegatronModule):
             )
 
     def normalised(self, *heads: Tensor) -> tuple[Tensor, ...]:
-        """`heads` (queries, then keys), normalised but not rotated.
+        """Normalised `heads`: queries [T, H, K], then keys [S, H, K], which are not rotated yet.
 
-        Queries are [T, H, K], and so are keys of the same tokens; keys of text are [L, H, K]. A
-        norm across heads also takes a third tensor, keys of an image.
+        A norm across heads also takes a third tensor, keys of an image.
         """
         if self.across_heads is not None:
             return self.across_heads(*heads)
@@ -110,7 +111,7 @@ class PackedAttention(MegatronModule):
 
     def positioned(self, q_THK: Tensor, k_THK: Tensor, row: RowConditions) -> tuple[Tensor, Tensor]:
         """Queries and keys [T, H, K], normalised and rotated."""
-        if self.q_layernorm is None:  # normalised beforehand: a collective cannot be compiled
+        if self.q_layernorm is None:  # outside of `turn`, because collectives cannot be compiled
             q_THK, k_THK = self.normalised(q_THK, k_THK)
         if row.angles_TK is None:
             if self.q_layernorm is not None:
@@ -123,11 +124,14 @@ class PackedAttention(MegatronModule):
     def positioned_parts(
         self, x_THX: Tensor, widths: Sequence[int], row: RowConditions
     ) -> tuple[Tensor, ...]:
-        """`x_THX` cut into `widths`: queries and keys, normalised and rotated; others unchanged."""
+        """The slices of each head of `x_THX`: normalised and rotated queries and keys, then others.
+
+        `widths` are the widths of the slices.
+        """
         norms, angles = (self.q_layernorm, self.k_layernorm), row.angles_TK
         if row.per_sample.fused and self.across_heads is not None:
             return fused_across_heads(self.across_heads, [(x_THX, 2, widths[2:])], angles)
-        # Of heads without a norm or rotation the plain form stays.
+        # Heads without norms or rotation are computed in plain torch.
         fused = row.per_sample.fused and self.in_one_kernel
         if fused and angles and norms[0] is not None and norms[1] is not None:
             return fused_parts(x_THX, widths, (norms[0], norms[1]), angles)
@@ -135,12 +139,12 @@ class PackedAttention(MegatronModule):
         return *self.positioned(q_THK, k_THK, row), *others
 
     def attend(self, q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> Tensor:
-        """The output [T, H, K] of attention within each sample.
+        """The output [T, H, K] of attention within each sample; undefined for padding.
 
-        It is recomputed in the backward pass if configured. Padding has undefined outputs.
+        With `model.recompute_granularity=selective` it is recomputed in the backward pass.
         """
         if not spans.lengths:
-            # This rank's part of the pack is padding. Its gradients are zeros, not missing: the
+            # All tokens of this rank are padding. Gradients must be zeros and not missing, because
             # other ranks wait for them.
             return q_THK * 0 + (k_SHK.sum() + v_SHK.sum()) * 0
         attend = attention_for(self.backend, q_THK)
@@ -150,22 +154,22 @@ class PackedAttention(MegatronModule):
         return self.attended(attend, q_THK, k_SHK, v_SHK, spans)
 
     def attended(self, attend: Callable[..., Tensor], *inputs: Any) -> Tensor:
-        """`attend(*inputs)`, recomputed in the backward pass if configured."""
+        """The result of `attend(*inputs)`, recomputed in the backward pass if configured."""
         if self.training and self.recomputed:
             return checkpoint(attend, *inputs, use_reentrant=False)
         return attend(*inputs)
 
     def gated(self, out_THK: Tensor, x_TD: Tensor) -> Tensor:
-        """`out_THK`, each head multiplied by its gate 2 * sigmoid(linear_heads(x)).
+        """`out_THK`, with each head multiplied by its gate 2 * sigmoid(linear_heads(x)).
 
-        Without gates in the specification it is unchanged.
+        It is unchanged if the specification has no `head_gate`.
         """
         if self.linear_heads is None:
             return out_THK
         return out_THK * (2 * self.linear_heads(x_TD).sigmoid())[..., None]
 
     def exchanged(self, qkv: QKV, exchange: TokenExchange) -> Tensor:
-        """Attention [T, H, K] of this context rank's tokens to all tokens of their samples."""
+        """The output [T, H, K] of attention of this context rank's tokens within their samples."""
         return self.context.attend(self.attend, qkv, exchange)
 
 
@@ -179,7 +183,7 @@ class SelfAttention(PackedAttention):
     """Self-attention within each sample."""
 
     gates: ClassVar[int] = 0
-    """Number of output gates that `linear_qkv` computes for each head of queries."""
+    """Number of output gates that `linear_qkv` computes for each query head."""
 
     def __init__(
         self,
@@ -190,18 +194,21 @@ class SelfAttention(PackedAttention):
         in_one_kernel: bool = True,
     ):
         super().__init__(context, spec, output=output, in_one_kernel=in_one_kernel)
-        self.readers = spec.heads // spec.key_heads  # heads of queries of each head of keys
+        self.readers = spec.heads // spec.key_heads  # query heads for each key head
         made = spec.width * (1 + self.gates) + 2 * spec.key_heads * spec.head_width
         parts: Any = {"axis": 0, "parts": 3 + self.gates}
         self.linear_qkv = split_linear(spec.width, made, context=context, bias=spec.bias, **parts)
 
     def qkv(self, x_TD: Tensor, row: RowConditions) -> QKV:
-        """Queries, keys and values [T, H, K] of the tokens `x_TD` of this context rank."""
+        """(queries, keys, values), [T, H, K] each, of the tokens `x_TD`.
+
+        T is the number of tokens of this context rank, also with sequence parallelism.
+        """
         q, k, v, *_ = self.made(x_TD, row)
         return q, k, v
 
     def made(self, x_TD: Tensor, row: RowConditions) -> tuple[Tensor, ...]:
-        """Queries, keys, values and gates [T, H, K] of the tokens `x_TD` of this context rank."""
+        """(queries, keys, values, gates if there are any), [T, H, K] each, of the tokens `x_TD`."""
         width, readers, gates = self.head_width, self.readers, self.gates
         x_TGX = self.linear_qkv(x_TD).unflatten(-1, (-1, (readers * (1 + gates) + 2) * width))
         if readers == 1:
@@ -216,7 +223,7 @@ class SelfAttention(PackedAttention):
             one.unflatten(-1, (readers, width)).flatten(1, 2) for one in (q_TGX, *gate_TGX)
         )
         q_THK, k_TGK = self.positioned(q_THK, k_TGK, row)
-        # Repeated, so that every kernel and every exchange of context ranks takes them.
+        # Repeated, because not all kernels and exchanges support fewer key heads.
         k_THK, v_THK = (x.repeat_interleave(readers, dim=1) for x in (k_TGK, v_TGK))
         return q_THK, k_THK, v_THK, *gate_THK
 
@@ -227,16 +234,16 @@ class SelfAttention(PackedAttention):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttendedRows:
-    """Rows from which cross-attention makes keys and values, whole on every rank."""
+    """Encoder states of which cross-attention computes keys and values; each rank has them all."""
 
-    rows_LE: Tensor  # text, or what an image encoder made
-    spans: Spans  # of this context rank's tokens, and of the rows of their samples
+    rows_LE: Tensor  # states of a text encoder or an image encoder
+    spans: Spans  # queries: tokens of this context rank; keys: the states of their samples
 
 
 class CrossAttention(PackedAttention):
-    """Cross-attention of a sample's tokens to its caption, which every rank has whole.
+    """Cross-attention of a sample's tokens to its caption.
 
-    With `image` the same queries also attend to an image encoder's features, and both outputs are
+    With `image`, the same queries also attend to an image encoder's states, and the two outputs are
     added (Wan 2.1's image-to-video).
     """
 
@@ -244,11 +251,11 @@ class CrossAttention(PackedAttention):
         self, context: BuildContext, spec: AttentionSpec, *, text_width: int, image: bool = False
     ):
         super().__init__(context, spec, image=image)
-        assert not image or spec.norm is QkNorm.ACROSS_HEADS, "no other norm knows images' keys"
+        assert not image or spec.norm is QkNorm.ACROSS_HEADS, "image keys need a norm across heads"
         width = spec.width
         self.linear_q = split_linear(width, width, axis=0, context=context, bias=spec.bias)
-        # Every tensor rank has the whole text: there are no parts of it to gather. And text of any
-        # length is nothing for 8-bit products.
+        # Every tensor rank has the whole text, so there is nothing to gather. Not Transformer
+        # Engine's linear: 8-bit products do not take text of any length.
         whole = copy(context.config)
         whole.sequence_parallel = False
 
@@ -270,33 +277,33 @@ class CrossAttention(PackedAttention):
         *,
         fused: bool = False,
     ) -> Tensor:
-        """The output [T, D] of cross-attention of `x_TD` to `text`, plus that to `image`, if any.
+        """The output [T, D] of cross-attention of `x_TD` to `text`, plus that to `image` if given.
 
         `fused` allows the kernel for norms across heads.
         """
         text_LE = text.rows_LE
         empty = not len(text_LE)
         if empty:
-            # Not a new row: what made the text gets gradients of zeros, too.
+            # By padding, so that the modules that computed the text get gradients of zeros.
             text_LE = pad(text_LE, (0, 0, 0, 1))
         products = [self.linear_q(x_TD), self.linear_kv(text_LE)]
         if image is not None:
             assert self.linear_image_kv is not None
             products.append(self.linear_image_kv(image.rows_LE))
         q, k, v, *of_image = self._normalised(products, fused=fused)
-        # Nothing to attend to in the whole pack: zeros, to which all weights are tied, because
-        # Megatron-Core's DDP waits for the gradient of each.
+        # If no sample of the pack has text: zeros that depend on all weights, because
+        # Megatron-Core's DDP waits for the gradient of each weight.
         attended = 0 * (q + k + v) if empty else self.attend(q, k, v, text.spans)
-        if image is not None:  # which has rows in every sample
+        if image is not None:  # every sample has image states
             image_k, image_v = of_image
             attended = attended + self.attend(q, image_k, image_v, image.spans)
         return self.linear_proj(self.gated(attended, x_TD).flatten(1))
 
     def _normalised(self, products: Sequence[Tensor], *, fused: bool) -> Sequence[Tensor]:
-        """Queries [T, H, K], then keys and values [L, H, K] of text and of an image, if any.
+        """Normalised queries [T, H, K], then keys and values [L, H, K] of text and of an image.
 
-        Queries and keys are normalised. `products` are [T, H * K] for queries, then [L, H * 2 * K]
-        for text and for an image.
+        Keys are normalised, too. `products` are the outputs of linears: [T, H * K] for queries,
+        then [L, H * 2 * K] for text and, if there is one, for an image.
         """
         heads = products[0].shape[-1] // self.head_width
         q, *both = (x_TX.unflatten(-1, (heads, -1)) for x_TX in products)
@@ -313,10 +320,10 @@ def joint_attention(
     second: tuple[SelfAttention, Tensor, RowConditions],
     exchange: TokenExchange,
 ) -> tuple[Tensor, Tensor]:
-    """Joint attention over two token rows with separate weights.
+    """The outputs of joint attention of two streams of tokens with separate weights.
 
-    `first` and `second` are each (module, normalised tokens, conditions); the results are the
-    outputs [T, H * K] of each row before its own `linear_proj`.
+    `first` and `second` are (module, normalised tokens, conditions) of a stream. The result for
+    each stream is [T, H * K], the input of its own `linear_proj`.
     """
     each = [attention.qkv(x_TD, row) for attention, x_TD, row in (first, second)]
     q, k, v = (torch.cat(pair) for pair in zip(*each, strict=True))

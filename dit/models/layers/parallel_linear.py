@@ -1,7 +1,6 @@
-"""The choice of linear layer, feed-forwards, and the configuration for Megatron-Core."""
-
-# T rows, M level rows, I inputs, O outputs (both of this tensor rank where they are split)
-# D model width, F width inside a feed-forward, X = 2 F gates and ups
+"""Linears with and without tensor parallelism, feed-forwards, and Megatron-Core's configuration."""
+# T rows, M timesteps, I inputs, O outputs (of this tensor rank, if ranks divide them)
+# D model width, F hidden width of a feed-forward, X = 2 F gates and ups
 
 from __future__ import annotations
 
@@ -49,8 +48,8 @@ def transformer_config(model: ModelConfig) -> TransformerConfig:
         normalization="LayerNorm",
         layernorm_epsilon=1e-6,
         activation_func=nn.functional.gelu,
-        # Megatron then sums the gradients of norms named q_layernorm and k_layernorm over tensor
-        # ranks: each rank sees its own heads only.
+        # So Megatron-Core sums the gradients of norms named q_layernorm and k_layernorm over
+        # tensor ranks, which is needed because each rank has only some heads.
         qk_layernorm=True,
         attention_dropout=0.0,
         hidden_dropout=0.0,
@@ -62,12 +61,13 @@ def transformer_config(model: ModelConfig) -> TransformerConfig:
         context_parallel_size=model.context_parallel_size,
         pipeline_model_parallel_size=model.pipeline_model_parallel_size,
         virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None,
-        batch_p2p_comm=False,  # `StageLink` says why
-        # Packs differ in length; Megatron ties this to an MoE dispatcher that is never used here.
+        batch_p2p_comm=False,  # see `StageLink`
+        # Packs differ in length. For this, Megatron-Core requires an MoE dispatcher, which we do
+        # not use.
         variable_seq_lengths=True,
         moe_token_dispatcher_type="alltoall",
         calculate_per_token_loss=True,  # the mean over the global batch, never a mean of means
-        # `init.initialise` gives every parameter its value afterwards.
+        # `init.initialise` sets the values of all parameters later.
         use_cpu_initialization=True,
         perform_initialization=False,
         gradient_accumulation_fusion=False,
@@ -79,55 +79,55 @@ def transformer_config(model: ModelConfig) -> TransformerConfig:
 
 
 class HasPrecision(Protocol):
-    """A configuration that has the precision of a network or of a part of one."""
+    """A configuration with a precision."""
 
     @property
     def precision(self) -> Precision: ...
 
 
 def dtype(model: HasPrecision) -> torch.dtype:
-    """Type of weights and activations for the precision of `model`."""
+    """The dtype of weights and activations for the precision of `model`."""
     return torch.bfloat16 if model.precision is Precision.BF16 else torch.float32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildContext:
-    """Arguments with which every module of a network is built, besides the module's sizes."""
+    """Arguments that the constructors of most modules need, besides the module's sizes."""
 
-    model: ModelConfig  # precision, layout, recomputation and implementation; never a width
+    model: ModelConfig  # read for precision, layout, recomputation and implementation, not sizes
     config: TransformerConfig
     groups: ProcessGroupCollection
     token_row: str = TOKENS
-    """Name of the row of tokens that split linears process."""
+    """Name of the stream of tokens that is the input of split linears."""
 
 
 class _ParallelLinear(Adaptable):
-    """Code that our versions of Megatron-Core's column and row linears share."""
+    """Base of our subclasses of Megatron-Core's column- and row-parallel linears."""
 
     AXIS: ClassVar[int]
 
     def forward(self, x: Tensor) -> Tensor:
         """The output [T, O] of the linear and its adapters for `x` [T, I].
 
-        Megatron-Core's linears return (output, bias) instead.
+        Megatron-Core's own linears return (output, bias) instead.
         """
         return self.adapted(x, self.product)
 
     def product(self, x: Tensor) -> Tensor:
-        """Output [T, O] of the linear for `x` [T, I], without adapters.
+        """The output [T, O] of the linear for `x` [T, I], without adapters.
 
-        With sequence parallelism a column linear gathers its input from all tensor ranks, and a row
-        linear scatters its sum over tensor ranks.
+        With sequence parallelism a column-parallel linear gathers its input from tensor ranks, and
+        a row-parallel linear reduce-scatters its output over tensor ranks.
         """
         own: Any = self
         if own.tp_group.size() > 1 or own.gradient_accumulation_fusion:
             base: Any = super()
             return base.forward(x)[0]
-        # The product adds the bias, for which Megatron-Core reads and writes the output once more.
-        # On several tensor ranks it still does: `output + bias` stands inside the autograd function
-        # whose backward pass computes while gradients travel (tensor_parallel/layers.py:490 of
-        # 0.16.1), and another forward pass would copy all that the backward reads of it, which
-        # differs between versions; for row linears it comes after the sum over ranks (line 1296).
+        # This product adds the bias, while Megatron-Core reads and writes the output once more for
+        # it. With several tensor ranks we use Megatron-Core: its autograd function overlaps the
+        # backward pass with communication (tensor_parallel/layers.py:490 of 0.16.1), and adds the
+        # bias inside. A forward pass of our own would depend on what that backward pass reads,
+        # which differs between versions. Row linears add the bias after the sum (line 1296).
         return nn.functional.linear(x, own.weight, own.bias)
 
     def tensor_sharing(self) -> TensorSharing:
@@ -149,7 +149,7 @@ class _ParallelLinear(Adaptable):
 
 
 class ColumnLinear(_ParallelLinear, ColumnParallelLinear):  # type: ignore[override]
-    """Linear whose outputs are split over tensor ranks."""
+    """A linear whose outputs tensor ranks divide."""
 
     AXIS = 0
 
@@ -163,7 +163,7 @@ class ColumnLinear(_ParallelLinear, ColumnParallelLinear):  # type: ignore[overr
         bias: bool = False,
         partial_gradient: bool = False,
     ):
-        """With `partial_gradient`, tensor ranks do not sum their parts of the input's gradient."""
+        """Creates the weights; with `partial_gradient`, ranks do not sum the input's gradient."""
         super().__init__(
             inputs,
             outputs,
@@ -174,15 +174,15 @@ class ColumnLinear(_ParallelLinear, ColumnParallelLinear):  # type: ignore[overr
             disable_grad_reduce=partial_gradient,
             tp_group=groups.tp,
         )
-        assert self.weight is not None  # none where a shared one is handed to each call
-        mark_split(self.weight, axis=0)  # Megatron-Core marks the bias itself
+        assert self.weight is not None  # only None for weights that are passed to `forward`
+        mark_split(self.weight, axis=0)  # Megatron-Core marks the bias
 
 
 class RowLinear(_ParallelLinear, RowParallelLinear):  # type: ignore[override]
-    """Linear whose inputs are split over tensor ranks; the outputs are summed over them.
+    """A linear whose inputs tensor ranks divide; outputs are summed over the ranks.
 
     The bias is added once, after the sum. Under sequence parallelism each rank adds the bias to its
-    own tokens, so Megatron-Core marks the bias and sums its gradient over ranks.
+    own tokens, so Megatron-Core sums the bias's gradient over ranks.
     """
 
     AXIS = 1
@@ -212,13 +212,13 @@ class RowLinear(_ParallelLinear, RowParallelLinear):  # type: ignore[override]
 class GatheredLinear(ColumnLinear):
     """A column-parallel linear whose outputs are gathered on all tensor ranks.
 
-    Its input has a row for each noise level. Such linears have large matrices and few input rows:
-    the per-block modulations of FLUX, Qwen-Image and HunyuanVideo hold 27 to 33 % of all
-    parameters.
+    It serves for modulations: its input has a row for each timestep. Such linears have large
+    matrices and few input rows: the per-block modulations of FLUX, Qwen-Image and HunyuanVideo are
+    27 to 33 % of all parameters.
 
-    With sequence parallelism each rank reads the outputs only for its own tokens, so its gradient
-    of the outputs is partial: the backward pass is a reduce-scatter. Without sequence parallelism
-    each rank takes its own outputs' columns of the whole gradient.
+    With sequence parallelism each rank uses the outputs only for its own tokens, so its gradient of
+    the outputs is partial, and the backward pass is a reduce-scatter. Otherwise each rank has the
+    whole gradient and takes the columns of its own outputs.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class GatheredLinear(ColumnLinear):
         bias: bool = False,
     ):
         whole = copy(config)
-        whole.sequence_parallel = False  # the level rows are whole on every rank
+        whole.sequence_parallel = False  # every rank has all rows of the input
         super().__init__(
             inputs,
             outputs,
@@ -243,7 +243,7 @@ class GatheredLinear(ColumnLinear):
         self.shares_tokens = config.sequence_parallel
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        """The outputs [M, O], complete on all tensor ranks; `x` [M, I] has a row per level."""
+        """All outputs of all tensor ranks, for `x` [M, I] with a row per timestep."""
         part = super().forward(x)
         if self.shares_tokens:
             return all_gather_last_dim_from_tensor_parallel_region(part, group=self.tp_group)
@@ -259,10 +259,11 @@ def split_linear(
     bias: bool = False,
     parts: int = 1,
 ) -> nn.Module:
-    """A linear that tensor ranks split by outputs (`axis` 0) or by inputs (`axis` 1).
+    """A linear of which tensor ranks divide the outputs (`axis` 0) or the inputs (`axis` 1).
 
-    It is a `ColumnLinear`, a `RowLinear`, or Transformer Engine's. `parts` is the number of the
-    published network's linears that it fuses (`Adaptable.parts`).
+    It is a `ColumnLinear`, a `RowLinear`, or Transformer Engine's, depending on
+    `model.transformer_impl`. `parts` is the number of the published network's linears that it
+    fuses (`Adaptable.parts`).
     """
     shared: Any = {"bias": bias, "config": context.config, "groups": context.groups}
     if context.model.transformer_impl is Implementation.LOCAL:
@@ -274,14 +275,14 @@ def split_linear(
 
 
 def add_gradients_in_products(model: nn.Module) -> None:
-    """Turns on gradient accumulation fusion, if possible, for all split linears of `model`.
+    """Turns on gradient accumulation fusion for the split linears of `model` that support it.
 
     Their backward pass then adds the weight's gradient directly to the buffers of Megatron-Core's
-    DDP, which must wrap the model. Transformer Engine's linears need no library for it.
-    Megatron-Core's need Apex; without Apex theirs stay unfused.
+    DDP, which must wrap the model. Transformer Engine's linears always support it;
+    Megatron-Core's linears need Apex, and stay unfused without it.
 
     Raises:
-        ValueError: no layer of `model` can do so on this machine.
+        ValueError: no linear of `model` supports it on this machine.
     """
     layers = list(model.modules())
     of_engine: list[Any] = [x for x in layers if hasattr(x, "fuse_wgrad_accumulation")]
@@ -294,25 +295,26 @@ def add_gradients_in_products(model: nn.Module) -> None:
 
 
 def check_fusion(*, of_engine: bool) -> bool:
-    """Whether Apex is installed, for gradient accumulation fusion in Megatron-Core's linears.
+    """Whether Apex, which gradient accumulation fusion in Megatron-Core's linears needs, exists.
 
-    `of_engine` says that some linears are Transformer Engine's, which do not need it.
+    `of_engine` says whether some linears are Transformer Engine's, which do not need Apex.
 
     Raises:
-        ValueError: neither Apex nor linears of Transformer Engine are there.
+        ValueError: Apex is missing, and no linears are Transformer Engine's.
     """
     apex = find_spec("fused_weight_gradient_mlp_cuda") is not None
     if not (apex or of_engine):
         raise ValueError(
-            "model.gradient_accumulation_fusion=true needs Apex, built with --cuda_ext, or"
-            " Transformer Engine, and Apex's fused_weight_gradient_mlp_cuda is not installed here;"
-            " set it to false, or model.transformer_impl=transformer_engine"
+            "model.gradient_accumulation_fusion=true needs Apex built with --cuda_ext (module"
+            " fused_weight_gradient_mlp_cuda), which is not installed, or Transformer Engine's"
+            " linears; set model.gradient_accumulation_fusion=false, or"
+            " model.transformer_impl=transformer_engine"
         )
     return apex
 
 
 class WholeLinear(Adaptable, nn.Linear):
-    """A linear whose weight every tensor rank holds whole."""
+    """A linear of which every tensor rank has the whole weight and input."""
 
     def forward(self, input: Tensor) -> Tensor:
         """The output [T, O] for `input` [T, I], including adapters."""
@@ -340,7 +342,10 @@ class WholeLinear(Adaptable, nn.Linear):
 
 
 class Replicated(WholeLinear):
-    """A replicated linear; under sequence parallelism each tensor rank processes its own rows."""
+    """A linear of which every tensor rank has the whole weight.
+
+    Under sequence parallelism, ranks divide the rows of the input, and gradients are summed.
+    """
 
     def __init__(
         self,
@@ -351,16 +356,20 @@ class Replicated(WholeLinear):
         bias: bool = False,
         token_row: str | None = None,
     ):
-        """`token_row` names the row of tokens that is the input; None: a row per noise level."""
+        """Creates the weights.
+
+        `token_row` is the name of the stream of tokens that is the input; None: the input has a row
+        for each timestep.
+        """
         super().__init__(inputs, outputs, bias=bias, dtype=config.params_dtype)
         self.token_row = token_row
         sees_part_of_tokens(self, config)
 
 
 def _gated(x_TX: Tensor, *, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    """The gated activation f(gate) · up (arXiv:2002.05202); gates and ups alternate in `x_TX`.
+    """The gated activation f(gate) · up (arXiv:2002.05202), [T, F].
 
-    Because columns alternate, each tensor rank has whole pairs.
+    Gates and ups are alternating columns of `x_TX`, so that each tensor rank has whole pairs.
     """
     gate_TF, up_TF = x_TX.unflatten(-1, (-1, 2)).unbind(-1)
     return activation(gate_TF) * up_TF

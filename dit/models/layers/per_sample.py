@@ -1,15 +1,14 @@
-"""Scale, shift and gate of each noise level [N, D], applied to tokens [T, D].
+"""Scale, shift and gate of tokens [T, D], by vectors [N, D] of the pack's timesteps.
 
-On a CPU adjacent samples of equal length form a rectangle, to which the vectors are broadcast
-without a copy: for a small model that saves 5 to 7% of the CPU seconds of a step. On other devices
-each token looks its vectors up inside the kernel that uses them: one of `dit/models/kernels` if
-they run, or one of torch.compile with `model.compile`. Without either, vectors are first copied to
-tokens (`look_up`, which serves other small tables, too).
+On a CPU, adjacent samples of equal length form a rectangle, to which the vectors are broadcast
+without a copy; for a small model this saves 5 to 7% of the CPU time of a step. On other devices the
+kernel that uses the vectors looks them up: a kernel of `dit/models/kernels` if these run, or one of
+torch.compile with `model.compile=true`. Without either, vectors are first copied to tokens by
+`look_up`, which is also used for other small tables.
 """
 
-# N level rows of a pack (`PackedBatch.num_levels`), T tokens of a row as this rank holds them,
-# D any width
-# G neighbours of one rectangle, S tokens of each; R rows of a table, X any width
+# N timesteps of a pack (`PackedBatch.num_levels`), T tokens of a stream on this rank, D any width
+# G samples of a rectangle, S tokens of each; R rows of a table, X any width
 
 from __future__ import annotations
 
@@ -33,15 +32,15 @@ if TYPE_CHECKING:
 def kernels_run_on(device: torch.device) -> bool:
     """Whether tensors on `device` use the Triton kernels.
 
-    They do on CUDA GPUs from Ampere on, if Triton is installed, and on `meta`: meta tensors take a
-    GPU's path, so that saved activations can be counted.
+    They do on CUDA GPUs from Ampere on, if Triton is installed. They also do on `meta`, where
+    tensors serve to count the saved activations of a GPU.
     """
     return device.type == "meta" or (device.type == "cuda" and _usable(device))
 
 
 @cache
 def _usable(device: torch.device) -> bool:
-    """Whether Triton's kernels run on `device`: GPUs before Ampere (8.0) have no bfloat16."""
+    """Whether Triton is installed and `device` has bfloat16: GPUs from Ampere (8.0) on."""
     return find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
@@ -49,10 +48,10 @@ def _usable(device: torch.device) -> bool:
 def compiled(
     function: Callable[..., Tensor], *, backend: str | Callable[..., Any] = "inductor"
 ) -> Callable[..., Tensor]:
-    """`function`, which `backend` compiles to a fused kernel at its first call.
+    """`function`, compiled by `backend` to a fused kernel at its first call.
 
-    One kernel serves packs of all sizes, because the number of rows may vary. Widths are constants
-    of the kernel, so a norm over the width is computed in one pass.
+    The kernel takes any number of rows, so packs of all sizes use the same kernel. Widths are
+    constants of the kernel, so a norm over the width is computed in one pass.
     """
     made: Any = compile_here(function, dynamic=False, backend=backend)
 
@@ -67,8 +66,9 @@ def _with_any_rows(x: Any, most: int) -> Any:
     if not isinstance(x, Tensor) or most == 1:
         return x
     if len(x) < most:
-        # Level rows are parts of wider rows. Of a single sample they would lie otherwise, and torch
-        # compiles again for one row and for each such difference: so they are copied, one twice.
+        # A table of vectors (one row per timestep) is a slice of a wider matrix. Torch would
+        # compile again for other strides and for a single row, so tables are copied to contiguous
+        # memory, and a single row twice.
         x = torch.cat((x, x)) if len(x) == 1 else x.contiguous()
     torch._dynamo.mark_dynamic(x, 0)
     return x
@@ -78,46 +78,45 @@ def _with_any_rows(x: Any, most: int) -> Any:
 class Run:
     """A rectangle of tokens: G adjacent samples of equal length, S tokens each."""
 
-    sample: int  # the first
-    count: int
-    row: int  # of its first token
-    length: int  # tokens of each sample
+    sample: int  # index of the first sample
+    count: int  # G
+    row: int  # index of the first token
+    length: int  # S
 
     def tokens(self, x_TD: Tensor) -> Tensor:
-        """The run's tokens of `x_TD`, as a view [G, S, D]."""
+        """The tokens of the rectangle in `x_TD`, as a view [G, S, D]."""
         rows = slice(self.row, self.row + self.count * self.length)
         return x_TD[rows].unflatten(0, (self.count, self.length))
 
     def samples(self, x_ND: Tensor) -> Tensor:
-        """Rows of `x_ND` for the run's samples, as a view [G, 1, D]."""
+        """The rows of `x_ND` for the samples of the rectangle, as a view [G, 1, D]."""
         return x_ND[self.sample : self.sample + self.count, None]
 
 
 @dataclass(frozen=True, slots=True)
 class PerSample:
-    """The noise level of each token of a pack, and how each level's vectors are applied to tokens.
+    """Applies scales, shifts and gates to tokens by each token's timestep.
 
-    Scales, shifts and gates are tables with a row for each noise level (`PackedBatch.num_levels`).
-    If tables are float32 and tokens bfloat16, sums are float32, and tokens are rounded once, at the
-    end.
+    Scales, shifts and gates are tables with a row for each timestep (`PackedBatch.num_levels`). If
+    tables are float32 and tokens bfloat16, sums are float32 and rounded once, at the end.
     """
 
-    level_row_T: Tensor  # int64
-    runs: tuple[Run, ...] | None  # None where one kernel for all tokens is faster
-    compiled: bool = False
-    fused: bool = False  # by our own kernels
-    rms: bool = False  # tokens are normalised by RMSNorm, which keeps their mean (LTX)
-    # By number of level rows
+    level_row_T: Tensor  # int64, table row of each token
+    runs: tuple[Run, ...] | None  # rectangles of all tokens; None if they are not used
+    compiled: bool = False  # whether torch.compile's kernels are used
+    fused: bool = False  # whether our own kernels are used
+    rms: bool = False  # whether the norm of tokens is RMSNorm (LTX) instead of LayerNorm
+    # By number of table rows
     _chunks: dict[int, RowChunks] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(
         cls, level_row_T: Tensor, *, compiled: bool = False, fused_kernels: bool = False
     ) -> PerSample:
-        """A `PerSample` for tokens whose rows in the tables of noise levels are `level_row_T` [T].
+        """A `PerSample` for tokens whose table rows are `level_row_T` [T].
 
-        `fused_kernels` allows our own kernels, if `kernels_run_on` this device and `compiled` is
-        False.
+        `compiled` selects torch.compile's kernels. `fused_kernels` allows our own kernels, which
+        are used if they run on this device and `compiled` is False.
         """
         device = level_row_T.device
         fused = fused_kernels and not compiled and kernels_run_on(device)
@@ -139,8 +138,8 @@ class PerSample:
     def branch(self, h_TD: Tensor, *, scale_ND: Tensor, shift_ND: Tensor) -> tuple[Tensor, Tensor]:
         """(`h_TD` for the residual sum, `modulate` of `h_TD`).
 
-        Layers continue with the returned `h_TD`: its gradient then goes to the kernel of
-        `modulate`, which adds both gradients.
+        Layers must use the returned `h_TD` in the residual sum: then the kernel of `modulate` also
+        gets its gradient, and adds both gradients.
         """
         if not self.fused:
             return h_TD, self.modulate(h_TD, scale_ND=scale_ND, shift_ND=shift_ND)
@@ -148,7 +147,7 @@ class PerSample:
         return _kernels().modulate(h_TD, scale_ND=scale_ND, shift_ND=shift_ND, **how)
 
     def add(self, h_TD: Tensor, x_TD: Tensor, *, gate_ND: Tensor) -> Tensor:
-        """The gated residual h + gate * x, with the gate of each token's noise level."""
+        """The gated residual h + gate * x, [T, D], with the gate of each token's timestep."""
         if self.fused:
             chunks = self._row_chunks(len(gate_ND))
             return _kernels().add(h_TD, x_TD, gate_ND=gate_ND, chunks=chunks)
@@ -168,7 +167,7 @@ class PerSample:
         scale_ND: Tensor,
         shift_ND: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """`branch` of the gated residual h + gate * x; in one kernel if `fused`."""
+        """`branch` of the gated residual h + gate * x; one kernel computes both if `fused`."""
         next_rows = {"scale_ND": scale_ND, "shift_ND": shift_ND}
         if not self.fused:
             return self.branch(self.add(h_TD, x_TD, gate_ND=gate_ND), **next_rows)
@@ -176,7 +175,7 @@ class PerSample:
         return _kernels().add_and_modulate(h_TD, x_TD, gate_ND=gate_ND, **next_rows, **how)
 
     def _row_chunks(self, rows: int) -> RowChunks:
-        """The chunks of tokens for tables of `rows` noise levels, computed once for all layers."""
+        """The chunks of tokens for tables with `rows` rows, computed once for all layers."""
         if rows not in self._chunks:
             self._chunks[rows] = _kernels().RowChunks.of(self.level_row_T, rows)
         return self._chunks[rows]
@@ -232,9 +231,9 @@ def _on_rectangles(
 
 
 class _Rectangles(torch.autograd.Function):
-    """Autograd function of base + x * scale, with the scale of each token's noise level.
+    """Autograd function of base + x * scale, with the scale of each token's timestep.
 
-    `base` has a row for each noise level if `shifts`, else for each token.
+    `base` is a table [N, D] if `shifts`, else [T, D].
     """
 
     @staticmethod
@@ -273,9 +272,9 @@ def look_up(table_RX: Tensor, index_T: Tensor) -> Tensor:
 
 
 class _LookUp(torch.autograd.Function):
-    """Autograd function of a look-up in a small table; its backward pass does not sort rows.
+    """Autograd function of a look-up in a small table [R, X], with a result [T, X].
 
-    The table is [R, X]; the result is [T, X], as is its gradient.
+    Its backward pass is a matrix product, which needs no sorting of rows.
     """
 
     @staticmethod
@@ -288,5 +287,5 @@ class _LookUp(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (index_T,), (gradient_TX,) = ctx.saved_tensors, gradients
         row_R1 = torch.arange(ctx.rows, device=index_T.device)[:, None]
-        # A product of matrices sums in float32, in an order that is always the same.
+        # A matrix product accumulates in float32, always in the same order.
         return (index_T == row_R1).to(gradient_TX.dtype) @ gradient_TX, None

@@ -1,19 +1,21 @@
 """Preparation of queries and keys before attention: RMSNorm, then rotary positions.
 
-1. RMSNorm            of each head, or across all heads of a token; `CentredNorm`: also of tokens
-2. RotaryTable        RoPE (arXiv:2104.09864) on any number of axes: cosines and sines of all tokens
-   InterleavedRotary  one set of frequencies, each for one of the axes (MRoPE)
-   WholeWidthRotary   angles over the width of a token, so that each head has its own
-   rotate             rotates queries and keys by the angles of one of these tables
+1. HeadNorm           RMSNorm of each head
+   AcrossHeadsNorm    RMSNorm over all heads of a token
+   CentredNorm        RMSNorm of each head, or of tokens, of which weight - 1 is stored
+2. RotaryTable        RoPE (arXiv:2104.09864) on any number of axes: cosines and sines of tokens
+   InterleavedRotary  one set of frequencies, divided among the axes (MRoPE)
+   WholeWidthRotary   frequencies over the width of a token, so that heads have different angles
+   rotate             rotates queries or keys by the cosines and sines of one of these modules
 
-`hold_key_bias` is for keys without a norm. `fused_parts` computes the norm of each head and the
-rotation in one kernel of `dit/models/kernels`, `fused_across_heads` the norm across heads, with or
-without rotation.
+`fused_parts` computes the norm of each head and the rotation in one kernel of `dit/models/kernels`;
+`fused_across_heads` computes the norm across heads, with or without rotation. `hold_key_bias` is
+for keys without a norm.
 """
 
 # T query tokens, S key tokens, A axes, H heads of this tensor rank, K head width, X numbers of a
-# head in the product that makes queries and keys, F frequencies; P = 3 * H * K outputs of that
-# product, or pairs of numbers of all heads
+# head in the linear of queries and keys, F frequencies; P = 3 * H * K outputs of that linear, or
+# pairs of numbers of all heads
 
 from __future__ import annotations
 
@@ -33,18 +35,18 @@ from dit.models.layers.adaptable import mark_split
 class HeadNorm(nn.RMSNorm):
     """RMSNorm (arXiv:1910.07467) over the width of a head, with one weight [K] for all heads.
 
-    CUDA has a kernel for it. On a CPU torch composes it of small operations, whose backward pass
-    reads all tokens twice as often as necessary, so an autograd function of ours computes it.
+    On a GPU torch has a kernel for it. On a CPU torch uses several operations, whose backward pass
+    reads all tokens twice as often as necessary; there we use our own autograd function.
     """
 
     def __init__(self, width: int, *, dtype: torch.dtype, eps: float = 1e-5):
         super().__init__(width, eps=eps, dtype=dtype)
 
     def forward(self, x: Tensor | None) -> Tensor:
-        """The normalised `x` [T, H, K]; without `x`, the weight [K], for a fused kernel.
+        """The normalised `x` [T, H, K]; if `x` is None, the weight [K], for a fused kernel.
 
-        A call returns the weight, because only a call makes Megatron-Core's DDP wait until it has
-        gathered the weight.
+        The fused kernel gets the weight by this call, because Megatron-Core's DDP waits in the call
+        until the weight is gathered.
         """
         if x is None:
             return self.weight
@@ -56,7 +58,7 @@ class HeadNorm(nn.RMSNorm):
 
 
 class CentredNorm(nn.Module):
-    """RMSNorm in float32 whose weights are stored minus 1, so that they start at 0.
+    """RMSNorm in float32 of which weight - 1 is stored, so that parameters start at 0.
 
     The norm is over the width of a token, or of a head.
     """
@@ -67,7 +69,7 @@ class CentredNorm(nn.Module):
         self.offset = nn.Parameter(torch.zeros(width, dtype=dtype))
 
     def forward(self, x: Tensor | None) -> Tensor:
-        """The normalised `x` [..., X]; without `x`, the norm's factors 1 + stored weight [X]."""
+        """The normalised `x` [..., X]; if `x` is None, the weight 1 + `offset`, [X], float32."""
         weight_X = self.offset.float() + 1
         if x is None:
             return weight_X
@@ -75,7 +77,7 @@ class CentredNorm(nn.Module):
 
 
 class _Normalised(torch.autograd.Function):
-    """Autograd function of y = n · w with n = x / rms(x), in float32."""
+    """Autograd function of y = n · w, with n = x / rms(x); it computes in float32."""
 
     @staticmethod
     def forward(ctx: Any, x_THK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
@@ -87,9 +89,9 @@ class _Normalised(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
-        """Gradients: dL/dw = sum g · n, dL/dx = (g · w - n · mean(g · w · n)) / rms(x), g = dL/dy.
+        """Gradients of x [T, H, K] and of w [K].
 
-        g and dL/dx are [T, H, K], dL/dw is [K].
+        With g = dL/dy: dL/dx = (g · w - n · mean(g · w · n)) / rms(x), and dL/dw = sum of g · n.
         """
         (n_THK, pace_TH1, weight_K), (gradient_THK,) = ctx.saved_tensors, gradients
         g_THK, w_K = gradient_THK.float(), weight_K.float()
@@ -101,14 +103,14 @@ class _Normalised(torch.autograd.Function):
 
 
 class AcrossHeadsNorm(nn.Module):
-    """RMSNorm of queries and keys over all heads of a token, which tensor ranks divide (Wan).
+    """RMSNorm of queries and keys over all heads of a token (Wan); tensor ranks divide the heads.
 
-    Each rank normalises and scales its own heads, and needs only the other ranks' sums of squares
-    for each token, by one all-reduce for queries and all keys together.
+    Each rank normalises its own heads. One all-reduce, for queries and keys together, gives it the
+    sum of squares of each token over all heads.
 
-    Each rank holds the weights of its own heads and has their whole gradient. So they must not be
+    Each rank has the weights of its own heads and their whole gradient. So the weights must not be
     named q_layernorm or k_layernorm: Megatron-Core sums gradients under these names over tensor
-    ranks, which would mix those of different heads.
+    ranks, which would add gradients of different heads.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class AcrossHeadsNorm(nn.Module):
         group: dist.ProcessGroup,
         image: bool = False,
     ):
-        """`image` adds a norm for keys of an image."""
+        """Creates the weights; `image` adds a weight for keys of an image."""
         super().__init__()
         self.width, self.eps, self.group = width, eps, group
         part = width // group.size()
@@ -132,9 +134,9 @@ class AcrossHeadsNorm(nn.Module):
             mark_split(scale, axis=0)
 
     def forward(self, *heads: Tensor) -> tuple[Tensor, ...]:
-        """Queries [T, H, K], keys [S, H, K], and image keys if `heads` has them, normalised.
+        """The normalised `heads`: queries [T, H, K], keys [S, H, K], and image keys if given.
 
-        Without arguments it returns the weights, for a fused kernel, as `HeadNorm` does.
+        Without arguments it returns the weights, for a fused kernel, like `HeadNorm.forward`.
         """
         if not heads:
             return tuple(self.parameters())
@@ -151,7 +153,7 @@ class AcrossHeadsNorm(nn.Module):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
     ) -> Any:
-        """All weights as sharded tensors, divided by heads between tensor ranks."""
+        """All weights as sharded tensors, of which each tensor rank has its heads."""
         scales = dict(self.named_parameters())
         return make_sharded_tensors_for_checkpoint(
             scales,
@@ -164,9 +166,9 @@ class AcrossHeadsNorm(nn.Module):
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """Autograd function: sum over ranks of a number for each query and key, [T + S].
+    """Autograd function of the sum over ranks of a tensor [T + S].
 
-    Forward and backward both sum: one rank's sum of squares enters the norms of all ranks, so its
+    The backward pass sums over ranks, too: a rank's input affects the norms on all ranks, so its
     gradient is the sum of their gradients.
     """
 
@@ -181,7 +183,7 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    # A copy, because the sum is made in place, and autograd forbids to change what it hands over.
+    # A copy, because all_reduce is in place, and autograd's tensors must not be changed.
     total = x.clone(memory_format=torch.contiguous_format)
     if group.size() > 1:
         dist.all_reduce(total, group=group)
@@ -189,11 +191,11 @@ def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def hold_key_bias(bias_P: Tensor, head_width: int) -> None:
-    """Makes the gradient of the keys' bias zero, in the flattened bias [H, 3, K] of q, k and v.
+    """Sets the gradient of the keys' bias to zero, in `bias_P`, the flattened bias [H, 3, K].
 
-    It is for keys without a norm. Their bias adds the same number to all scores of a query, which
-    softmax ignores, so its true gradient is zero. Rounding makes it a little noise, which AdamW
-    would turn into full steps that differ between layouts.
+    It is for attention without norms of queries and keys. There a bias of keys adds the same number
+    to all scores of a query, which softmax ignores, so the exact gradient is zero. Rounding makes
+    it a small noise, from which AdamW would make full steps that differ between layouts.
     """
 
     def without_keys(gradient_P: Tensor) -> Tensor:
@@ -205,10 +207,10 @@ def hold_key_bias(bias_P: Tensor, head_width: int) -> None:
 
 
 class RotaryTable(nn.Module):
-    """Cosines and sines of each token's angles, from its position on each axis.
+    """Rotary embedding: cosines and sines of each token's angles, from its position on each axis.
 
-    The axes divide the width of a head: `widths` add up to it. Frequencies are computed, so any
-    position is valid.
+    The axes divide the width of a head: the sum of `widths` is the head width. Angles are computed,
+    not looked up, so any position is valid.
     """
 
     def __init__(
@@ -220,12 +222,13 @@ class RotaryTable(nn.Module):
         rounded: bool = False,
         twisted: bool = False,
     ):
-        """`dtype` is that of the angles; Wan, FLUX, Lumina and HiDream use float64.
+        """Computes the frequencies; `thetas` has their base for each axis.
 
-        In float32 the cosine at position 1024 is off by 4e-5. With `rounded`, angles of `dtype` are
-        rounded to float32 before their cosines are taken, as in Z-Image. With `twisted`, the
-        numbers 2i and 2i + 1 of a head have angle i. As `rotate` pairs numbers half a head apart,
-        the two numbers of a pair then have different angles, which is no rotation.
+        `dtype` is the dtype of angles; Wan, FLUX, Lumina and HiDream use float64, because in
+        float32 the cosine at position 1024 is off by 4e-5. With `rounded`, angles are rounded to
+        float32 before their cosines are computed, as in Z-Image. With `twisted`, numbers 2i and
+        2i + 1 of a head have angle i (ERNIE-Image): because `rotate` pairs numbers half a head
+        apart, the two numbers of a pair then have different angles.
         """
         super().__init__()
         self.axes, self.rounded, self.twisted = len(widths), rounded, twisted
@@ -235,13 +238,13 @@ class RotaryTable(nn.Module):
             self.register_buffer(f"frequency_{axis}", 1.0 / theta**exponent, persistent=False)
 
     def forward(self, position_TA: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [T, K], float32, at the positions [T, A]."""
+        """(cosines, sines), [T, K] each, float32, of the positions `position_TA`."""
         frequencies = [self.get_buffer(f"frequency_{axis}") for axis in range(self.axes)]
         parts = [
             torch.outer(position_TA[:, axis].to(frequency.dtype), frequency)
             for axis, frequency in enumerate(frequencies)
         ]
-        # Twice: the two numbers of a pair, which lie half a head apart, turn by one angle.
+        # Twice, because the two numbers of a pair, half a head apart, have the same angle.
         angle_TK = torch.cat(parts * 2, dim=-1)
         if self.twisted:
             angle_TK = torch.cat(parts, dim=-1).repeat_interleave(2, dim=-1)
@@ -250,15 +253,19 @@ class RotaryTable(nn.Module):
 
 
 class InterleavedRotary(nn.Module):
-    """Cosines and sines of one set of frequencies, divided among several axes (MRoPE).
+    """Rotary embedding with one set of frequencies, divided among several axes (MRoPE).
 
-    With A axes, every axis a but the first has `sections[a]` frequencies, which are number a, a +
-    A, a + 2 A and so on; the first axis has all others. Angles are float32: positions beyond 65536
-    were trained so. Source: the interleaved MRoPE of Qwen3-VL (arXiv:2511.21631).
+    With A axes, each axis a > 0 has `sections[a]` frequencies: number a, a + A, a + 2 A and so on;
+    axis 0 has all others. Angles are float32, because published weights were trained with rounded
+    angles at positions beyond 65536. Source: interleaved MRoPE of Qwen3-VL (arXiv:2511.21631).
     """
 
     def __init__(self, width: int, sections: Sequence[int], theta: float):
-        """`width` is that of a head; `sections` has the number of frequencies of each axis."""
+        """Computes the frequencies.
+
+        `width` is the head width, `sections` has the number of frequencies of each axis, and
+        `theta` is the base of frequencies.
+        """
         super().__init__()
         exponent_F = torch.arange(0, width, 2, dtype=torch.float32) / width
         axis_F, axes = torch.zeros(width // 2, dtype=torch.int64), len(sections)
@@ -269,19 +276,18 @@ class InterleavedRotary(nn.Module):
         self.register_buffer("axis_F", axis_F, persistent=False)
 
     def forward(self, position_TA: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [T, K], float32, at the positions [T, A]."""
+        """(cosines, sines), [T, K] each, float32, of the positions `position_TA`."""
         angle_TF = position_TA[:, self.get_buffer("axis_F")] * self.get_buffer("frequency_F")
         angle_TK = torch.cat((angle_TF, angle_TF), dim=-1)
         return angle_TK.cos().float(), angle_TK.sin().float()
 
 
 class WholeWidthRotary(nn.Module):
-    """Cosines and sines of angles over the width of all heads, so that each head has its own.
+    """Rotary embedding with frequencies over the width of all heads, so heads differ in angles.
 
-    Pair f * axes + a of a token has the f-th frequency of axis a; the pairs left over come first
-    and are not rotated. Angles are float32, by the operations of Diffusers'
-    `LTXVideoRotaryPosEmbed` in their order: they reach 15,700, so rounding is part of the
-    arithmetic.
+    Pair f * axes + a of a token has frequency f of axis a; if pairs are left over, they come first
+    and are not rotated. Angles are float32 and reach 15,700, so their rounding matters: operations
+    have the order of Diffusers' `LTXVideoRotaryPosEmbed`.
     """
 
     def __init__(
@@ -293,9 +299,10 @@ class WholeWidthRotary(nn.Module):
         axes: int = 3,
         dtype: torch.dtype = torch.float32,
     ):
-        """`width` is the width of all heads, which tensor ranks of `group` divide.
+        """Computes the frequencies in `dtype` (float64 for LTX-2), rounded to float32.
 
-        Frequencies are computed in `dtype` and rounded to float32; LTX-2's are float64.
+        `width` is the width of all heads together, and `heads` is their number; tensor ranks of
+        `group` divide the heads.
         """
         super().__init__()
         exponent_F = torch.linspace(0, 1, width // (2 * axes), dtype=dtype)
@@ -307,7 +314,10 @@ class WholeWidthRotary(nn.Module):
         self.heads, self.here = heads, slice(group.rank() * here, (group.rank() + 1) * here)
 
     def forward(self, position_TA: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [T, H, K], float32; positions [T, A] were trained within [0, 1]."""
+        """(cosines, sines), [T, H, K] each, float32, of the positions `position_TA`.
+
+        Positions in training were in [0, 1].
+        """
         angle_TAF = self.get_buffer("frequency_F") * (position_TA[..., None] * 2 - 1)
         angle_TP = pad(angle_TAF.transpose(1, 2).flatten(1), (self.still, 0))
         angle_THP = angle_TP.unflatten(1, (self.heads, -1))[:, self.here]
@@ -316,9 +326,9 @@ class WholeWidthRotary(nn.Module):
 
 
 class _Rotate(torch.autograd.Function):
-    """Autograd function of the rotation, which saves only angles: gradients are rotated back.
+    """Autograd function of `rotate`, which saves only cosines and sines.
 
-    x and its gradient are [T, H, K], cosines and sines [T, K] or [T, H, K].
+    The backward pass rotates gradients back. x is [T, H, K], cosines and sines [T, K] or [T, H, K].
     """
 
     @staticmethod
@@ -335,9 +345,9 @@ class _Rotate(torch.autograd.Function):
 
 
 def _turned(x_THK: Tensor, cos: Tensor, sines: Sequence[Tensor], *, sign: int) -> Tensor:
-    """`x_THK` rotated; with `sign` -1, rotated back.
+    """`x_THK`, rotated if `sign` is 1, rotated back if it is -1.
 
-    `cos` is [T, K] or [T, H, K]; each of `sines` is half as wide.
+    `cos` is [T, K] or [T, H, K]. `sines` are those of the first and second half of a head.
     """
     half, wide_THK = x_THK.shape[-1] // 2, x_THK.float()
     cos, low, high = (x if x.dim() == 3 else x[:, None] for x in (cos, *sines))
@@ -348,10 +358,10 @@ def _turned(x_THK: Tensor, cos: Tensor, sines: Sequence[Tensor], *, sign: int) -
 
 
 def rotate(x_THK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`x_THK` with each pair (i, i + K/2) of a head rotated by the token's angles, in float32.
+    """`x_THK` with each pair of numbers (i, i + K/2) of a head rotated; computed in float32.
 
-    Cosines and sines are [T, K], or [T, H, K] if heads differ; (a, b) becomes (a cos - b sin, b
-    cos' + a sin'), where cos' and sin' of the second half may differ.
+    `cos` and `sin` are [T, K], or [T, H, K] if heads have different angles. With j = i + K/2, the
+    pair (x_i, x_j) becomes (x_i cos_i - x_j sin_i, x_j cos_j + x_i sin_j).
     """
     turned_THK = _Rotate.apply(x_THK, cos, sin)
     assert isinstance(turned_THK, Tensor)
@@ -364,9 +374,10 @@ def fused_parts(
     norms: tuple[HeadNorm | CentredNorm, HeadNorm | CentredNorm],
     angles_TK: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, ...]:
-    """`x_THX` cut into `widths`: queries and keys, normalised and rotated; others unchanged.
+    """The slices of each head of `x_THX`: normalised and rotated queries and keys, then others.
 
-    One kernel does both. `norms` are those of queries and of keys, with equal epsilons.
+    `widths` are the widths of the slices. One kernel computes norm and rotation. `norms` are those
+    of queries and of keys, which must have the same epsilon.
     """
     from dit.models.kernels import rotated_heads
 
@@ -383,11 +394,11 @@ def fused_across_heads(
     *,
     twisted: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Slices of the heads of all `rows`, the first ones normalised and, with `angles`, rotated.
+    """The slices of the heads of all `rows`: normalised and rotated ones, then others, row by row.
 
-    A row is (tensor [T, H, X], number of slices to normalise in each head, widths of the slices
-    after them). The result has each row's normalised slices, then its other slices, row after row.
-    With `twisted` the two halves of a head have separate angles.
+    A row is (tensor [T, H, X], number of slices of each head to normalise, widths of the slices
+    after them). If `angles` is None, nothing is rotated. `twisted` says whether the two numbers of
+    a rotary pair have different angles.
     """
     from dit.models.kernels import across_heads
 

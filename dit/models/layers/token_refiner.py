@@ -1,12 +1,12 @@
-"""The token refiner of the Hunyuan models: attention within captions before all other layers.
+"""The token refiner of the Hunyuan models: attention within captions, before all other layers.
 
 HunyuanVideo, HunyuanVideo 1.5 and HunyuanImage 2.1 have it. The arithmetic is that of Diffusers'
-`HunyuanVideoTokenRefiner` and `HunyuanVideo15ByT5TextProjection`, which each of the three has under
-other names. Every tensor rank has all rows and their whole gradient, so the weights need no mark
-for sequence parallelism.
+`HunyuanVideoTokenRefiner` and `HunyuanVideo15ByT5TextProjection`; Diffusers has copies of them with
+other names for each model. Every tensor rank computes all tokens and has the whole gradient of the
+weights, so gradients are not summed under sequence parallelism.
 """
 
-# N samples, L rows of text, G of words in quotation marks
+# N samples, L text tokens, G tokens of words in quotation marks
 # D model width, E width of an encoder, H heads, K head width, X any width
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ from dit.models.layers.queries_and_keys import hold_key_bias
 
 
 class WholeTwoLinears(nn.Module):
-    """Linear, SiLU, linear: embeds timesteps or pooled texts [N, X] as [N, D]."""
+    """An MLP (linear, SiLU, linear) that embeds timesteps or pooled texts [N, X] as [N, D].
+
+    Every tensor rank computes all rows.
+    """
 
     def __init__(self, inputs: int, width: int, *, dtype: torch.dtype):
         super().__init__()
@@ -56,7 +59,7 @@ class RefinesText(HasPrecision, Protocol):
 
 
 class EmbedsGlyphs(HasPrecision, Protocol):
-    """A configuration of a network that embeds the states of the text encoder ByT5."""
+    """A configuration of a network that embeds ByT5's states of words in quotation marks."""
 
     @property
     def glyph_embed_size(self) -> int: ...
@@ -67,7 +70,7 @@ class EmbedsGlyphs(HasPrecision, Protocol):
 
 
 class GlyphEmbedding(nn.Module):
-    """Maps ByT5's states of quoted words [G, E] to text rows [G, D]."""
+    """Maps ByT5's states of quoted words, [G, E], to text tokens [G, D]."""
 
     def __init__(self, model: EmbedsGlyphs):
         super().__init__()
@@ -83,7 +86,7 @@ class GlyphEmbedding(nn.Module):
 
 
 class TokenRefiner(nn.Module):
-    """Maps captions [L, E] to text rows [L, D], by layers in which a caption attends to itself."""
+    """Maps text states [L, E] to text tokens [L, D], by layers of attention within each caption."""
 
     def __init__(self, model: RefinesText):
         super().__init__()
@@ -111,7 +114,7 @@ class TokenRefiner(nn.Module):
 
 
 class RefinerLayer(nn.Module):
-    """A layer of attention and feed-forward, gated by the timestep and the mean of the caption."""
+    """A layer of attention and feed-forward, whose gates depend on timestep and mean text state."""
 
     def __init__(self, width: int, heads: int, *, dtype: torch.dtype, backend: AttentionBackend):
         super().__init__()
@@ -144,10 +147,10 @@ class RefinerLayer(nn.Module):
 
 
 def by_sample(rows: Sequence[Tensor], starts: Sequence[Sequence[int]]) -> Tensor:
-    """The rows [L, X] of all kinds of text, concatenated for each sample in turn.
+    """Several texts, concatenated sample by sample: [L, X].
 
-    `rows` has a tensor for each kind; `starts` has, for each kind, the first row of each sample and
-    the end of the last.
+    `rows` has a tensor for each text, such as captions and quoted words. `starts` has, for each
+    text, the first row of each sample, then the number of rows.
     """
     parts = [
         kind[first:last]

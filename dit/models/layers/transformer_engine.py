@@ -1,8 +1,8 @@
-"""Transformer Engine's linear layers and 8-bit products, for GPUs that have it.
+"""Transformer Engine's linears and 8-bit products.
 
-These are Transformer Engine's own modules. Megatron-Core's wrappers store the amax history of 8-bit
-products, which would tie a checkpoint to this implementation. Only recipes without a history are
-supported, so that a run resumes exactly with either implementation.
+We use Transformer Engine's modules directly. Megatron-Core's wrappers of them store the amax
+history of 8-bit products in checkpoints, which another implementation could not load. Only recipes
+without a history are supported, so a run can resume exactly with either implementation.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from dit.models.layers.adaptable import Adaptable, TensorSharing, mark_split
 
 
 def check_engine(model: ModelConfig) -> None:
-    """Checks that Transformer Engine can run on this machine, if `model` asks for it.
+    """Checks that Transformer Engine can run here, if `model.transformer_impl` selects it.
 
     Raises:
-        ValueError: `model` asks for it, and Transformer Engine or a GPU is missing.
+        ValueError: it is selected, but Transformer Engine or a GPU is missing.
     """
     asked = model.transformer_impl is Implementation.TRANSFORMER_ENGINE
     if asked and not (find_spec("transformer_engine") and torch.cuda.is_available()):
         raise ValueError(
-            f"model.transformer_impl={model.transformer_impl} needs Transformer Engine and a GPU,"
-            " which are not both here; install the extra `te`, or set model.transformer_impl=local"
+            f"model.transformer_impl={model.transformer_impl} needs Transformer Engine and an"
+            " NVIDIA GPU, and at least one of them is missing; install the extra `te` on a machine"
+            " with a GPU, or set model.transformer_impl=local"
         )
 
 
@@ -45,7 +46,7 @@ def engine_linear(
     config: TransformerConfig,
     groups: ProcessGroupCollection,
 ) -> nn.Module:
-    """Transformer Engine's linear, whose weight [outputs, inputs] tensor ranks divide at `axis`."""
+    """Transformer Engine's linear; tensor ranks divide its weight [O, I] along `axis`."""
     linear = _linear_class()
     return linear(inputs, outputs, axis=axis, bias=bias, config=config, groups=groups)
 
@@ -74,7 +75,7 @@ def _linear_class() -> Any:
                 sequence_parallel=config.sequence_parallel,
                 tp_group=groups.tp,
                 tp_size=groups.tp.size(),
-                init_method=nn.init.zeros_,  # `init.initialise` does it afterwards
+                init_method=nn.init.zeros_,  # `init.initialise` sets the values later
                 device="cpu",
             )
             self.axis, self.group = axis, groups.tp
@@ -94,7 +95,7 @@ def _linear_class() -> Any:
         def sharded_state_dict(
             self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
         ) -> Any:
-            """Weight and bias under the names of our own linears."""
+            """The sharded weight, bias and adapters, with the names of our own linears."""
             axes = {"weight": self.axis} | ({"bias": 0} if self.axis == 0 else {})
             own = make_sharded_tensors_for_checkpoint(
                 dict(self.named_parameters(recurse=False)),
@@ -110,7 +111,7 @@ def _linear_class() -> Any:
 
 
 def fp8_products(model: ModelConfig) -> AbstractContextManager[Any]:
-    """A context in which `engine_linear` computes in FP8 if `model.fp8` is set."""
+    """A context in which linears of `engine_linear` compute in FP8, if `model.fp8` is set."""
     if model.fp8 is None:
         return nullcontext()
     from transformer_engine.common import recipe  # type: ignore[import-not-found]

@@ -1,9 +1,6 @@
-"""LongCat-Image in Diffusers: names of tensors, config.json, pipelines, calls of its network.
+"""LongCat-Image in Diffusers, `LongCatImageTransformer2DModel`: names, config.json, calls."""
 
-Its class is `LongCatImageTransformer2DModel`.
-"""
-
-# D model width, W cosines and sines of the level, C numbers in a token, L text tokens
+# D model width, W width of the sinusoidal timestep embedding, C numbers in a token, L text tokens
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ _KEYS = double_single_keys(
     channels=64, layers=(19, 38), heads=24, text=3584, axes=(16, 56, 56), outputs=False
 )
 KEYS = ConfigKeys(
-    keys=(*_KEYS, Key("pooled_projection_dim", default=3584)),  # nothing reads it
+    keys=(*_KEYS, Key("pooled_projection_dim", default=3584)),  # not used
     kept=(
         *KEPT_PATCH,
         OwnKey("text_pad_to", TextPadding | None, published=lambda _: TextPadding.STORED),
@@ -55,7 +52,7 @@ KEYS = ConfigKeys(
 
 @dataclass(frozen=True, slots=True)
 class _BehindText:
-    """Positions as in Diffusers' pipelines, for pictures after a text of `rows` tokens."""
+    """The position rule of Diffusers' pipelines for pictures after a text of `rows` tokens."""
 
     rows: int
     axes: int = 3
@@ -81,10 +78,10 @@ def _run_network(
 
 
 def _rules(model: LongCatConfig, *, shows: bool) -> list[Rule]:
-    count, name = model.reference_latents, "a picture" if shows else "no picture"
+    count, name = model.reference_latents, "a reference" if shows else "no reference"
     return [
         *patch_rules(model),
-        ((count > 0) == shows, f"model.reference_latents={count}, and it feeds {name}"),
+        ((count > 0) == shows, f"model.reference_latents={count}, but the pipeline passes {name}"),
     ]
 
 

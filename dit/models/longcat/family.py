@@ -37,7 +37,7 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
     "longcat_image": {},
     "longcat_image_edit": {"reference_latents": 1},
 }
-"""Fields of `model` by size name; the default numbers of layers come from other projects."""
+"""Fields of `model` by size name. The default numbers of layers are those of other projects."""
 TINY: Mapping[str, Mapping[str, Any]] = {
     "longcat_image_edit": {
         **TINY_DOUBLE_SINGLE,
@@ -47,7 +47,8 @@ TINY: Mapping[str, Mapping[str, Any]] = {
         "text_pad_to": TextPadding.STORED,
     }
 }
-"""Keys of `model` for tiny networks (`Family.tiny`); without references it is the same network."""
+"""Keys of `model` for tiny networks (`Family.tiny`). `longcat_image` has no entry: its network is
+that of `longcat_image_edit` without references."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,7 @@ class LongCatConfig(HasReferences, DoubleSingleConfig):
 
 
 def _codec(model: LongCatConfig) -> str:
-    """Name of codec and text encoder; for edits the text encoder also sees the pictures."""
+    """The name of the VAE and text encoder; for edits, the encoder also sees the pictures."""
     return "longcat_edit" if model.reference_latents else "longcat"
 
 
@@ -95,13 +96,13 @@ FAMILY = Family(
     parts={**JOINT_PARTS, "single_blocks": "single"},
     diffusers=imported("dit.models.longcat.diffusers:FORM"),
     inputs=_inputs,
-    positions=grid_positions,  # the network moves pictures behind their text
+    positions=grid_positions,  # the network moves pictures after their text
     weights=WeightRules(zero=ADALN_ZERO),
     objective=ObjectiveConventions(
         settings=EVEN_STEPS,
         of_size={size: {"time_shift_type": "exponential"} for size in MODEL_SIZES},
         clean_level=None,
-        # The pipeline of edits leaves guidance as it is.
+        # The pipeline of edits does not rescale guidance.
         keeps_norm=lambda model: None if model.reference_latents else KeptNorm.TOKEN_AT_MOST,
     ),
     vae=_codec,

@@ -1,6 +1,5 @@
-"""LongCat-Image: FLUX's layers; rows and columns of pictures are counted on from their text."""
-
-# M level rows, D model width, N samples, T packed tokens, L text tokens, A axes of positions
+"""LongCat-Image: FLUX's layers; rows and columns of pictures start after the text's positions."""
+# M timesteps, D model width, N samples, T packed tokens, L text tokens, A axes of positions
 
 from __future__ import annotations
 
@@ -21,10 +20,10 @@ from dit.pack_wire import to_device
 class LongCatNetwork(DoubleSingleTransformer):
     """Denoiser of LongCat-Image: predicts the velocity of each noisy token of a pack.
 
-    The arithmetic is that of Diffusers' `LongCatImageTransformer2DModel`, and positions (kind, row,
-    column) are those of its pipelines: token n of a text has (0, n, n); after a text of L tokens,
-    row r and column c of the picture have (1, L + r, L + c), those of the first picture to edit (2,
-    L + r, L + c).
+    The arithmetic is that of Diffusers' `LongCatImageTransformer2DModel`. Positions (kind, row,
+    column) are those of its pipelines. Token n of a text has position (0, n, n). After a text of L
+    tokens, the token at row r and column c has position (1, L + r, L + c) in the target and
+    (2, L + r, L + c) in the first picture to edit.
     """
 
     def __init__(

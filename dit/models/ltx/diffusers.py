@@ -1,9 +1,6 @@
-"""LTX-Video in Diffusers: names of tensors, config.json, pipelines, and how its network is run.
+"""LTX-Video in Diffusers, `LTXVideoTransformer3DModel`: tensor names, config.json, calls."""
 
-Its class is `LTXVideoTransformer3DModel`.
-"""
-
-# D model width, F width of the MLP, W cosines and sines of the level, E text width
+# D model width, F width of the MLP, W width of the sinusoidal timestep embedding, E text width
 # C numbers in a token
 
 from __future__ import annotations
@@ -47,7 +44,7 @@ _REPLICATED, _COLUMN, _ROW = TensorSplit.REPLICATED, TensorSplit.COLUMN, TensorS
 
 
 def _heads_norms(ours: str, theirs: str, **options: Any) -> tuple[Row, ...]:
-    """Name-table rows of RMSNorms of queries and keys over all heads, which tensor ranks divide."""
+    """Lines of the name table for RMSNorms of queries and keys over all heads of a token."""
     names = {"query": "norm_q", "key": "norm_k"}
     return tuple(
         Row(f"{ours}.across_heads.{a}_scale", (f"{theirs}.{b}.weight",), _COLUMN, ("D",), **options)
@@ -73,7 +70,7 @@ _ROWS: tuple[Row, ...] = (
         _parts(f"{_BLOCK}.attn1", "qkv"),
         *("3D", "D"),
         split=_COLUMN,
-        # Neighbours are rotated together there, and halves of a head here.
+        # Diffusers rotates adjacent numbers as a pair, our network numbers half a head apart.
         arrangement=ByHead(rotated=(0, 1)),
     ),
     *_heads_norms(_SELF, f"{_BLOCK}.attn1", arrangement=RotaryPairs()),
@@ -123,7 +120,7 @@ LTX_NAMES: dict[str, str] = {
     "adaln_single.linear": "time_embed.linear",
     **{name: name for name in _SAME},
 }
-"""Diffusers' names of linears by their names in Lightricks' own code and ComfyUI."""
+"""Diffusers' names of linears by their names in Lightricks' code and in ComfyUI."""
 
 
 def _width(t: Any) -> int:
@@ -141,16 +138,20 @@ def _rules(t: Any) -> list[Rule]:
     }
     found = {key: getattr(t, key) for key in fixed}
     return [
-        *((found[key] == value, f"{key}={found[key]!r}") for key, value in fixed.items()),
+        *(
+            (found[key] == value, f"{key}={found[key]!r} must be {value!r}")
+            for key, value in fixed.items()
+        ),
         outputs_as_inputs(t),
         (
             t.in_channels % _patch_volume(t) == 0,
-            f"in_channels={t.in_channels} are no patches of {t.patch_size_t} frames x"
-            f" {t.patch_size} x {t.patch_size}",
+            f"in_channels={t.in_channels} must be a multiple of {_patch_volume(t)}, the number of"
+            " latent pixels in a patch (patch_size_t * patch_size * patch_size)",
         ),
         (
             t.cross_attention_dim == _width(t),
-            f"cross_attention_dim={t.cross_attention_dim} with a width of {_width(t)}",
+            f"cross_attention_dim={t.cross_attention_dim} must be {_width(t)}"
+            " (num_attention_heads * attention_head_dim)",
         ),
     ]
 
@@ -184,7 +185,8 @@ KEYS = ConfigKeys(
         Key("attention_out_bias", default=True),
     ),
     kept=(
-        # Of the pipeline, or told: two networks with the same config.json have either.
+        # Set by the pipeline's class or the user: it differs between networks with the same
+        # config.json.
         OwnKey("frame_positions", str, published=None, read=FramePositions),
         OwnKey("reference_latents", int, published=lambda _: 0, read=int, may_be_told=True),
     ),
@@ -197,7 +199,8 @@ def _pipeline(name: str, positions: FramePositions, **options: Any) -> Pipeline:
         return [
             (
                 model.frame_positions is positions,
-                f"model.frame_positions={model.frame_positions}, and {name} has {positions}",
+                f"model.frame_positions={model.frame_positions}, but {name} has {positions}"
+                " positions",
             )
         ]
 
@@ -210,7 +213,7 @@ _PIPELINES = {
     "LTXConditionPipeline": _pipeline(
         "LTXConditionPipeline",
         _CAUSAL,
-        # It makes the levels itself; the shift is that of training.
+        # The pipeline computes noise levels without its scheduler; the shift is that of training.
         objective={"name": "flow", "sampling_levels": "linear_quadratic"},
         sampling=lambda _: dict(TRAINED_SHIFT),
     ),
@@ -220,7 +223,7 @@ _PIPELINES = {
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: LtxConfig
 ) -> Tensor:
-    """Output of Diffusers' network for one sample, whose references follow its target."""
+    """The output [C, F, H, W] of Diffusers' network for one sample, with references after it."""
     import torch
 
     from dit.models.positions import patchify, unpatchify

@@ -54,15 +54,15 @@ TRAINED_SHIFT: Mapping[str, Any] = {
     "base_image_seq_len": 1024,
     "max_image_seq_len": 4096,
 }
-"""Keys of `objective`: a shift by the number of target tokens, for logit-normal levels. Lightricks'
-trainer has it, and the scheduler of 0.9.0."""
+"""Keys of `objective`: a shift by the number of target tokens, for logit-normal noise levels, as in
+Lightricks' trainer and in the scheduler of 0.9.0."""
 
 
 class FramePositions(StrEnum):
-    """When a latent frame begins, in seconds; config.json does not say it."""
+    """Position of latent frame f on the time axis, in seconds, which config.json does not tell."""
 
     EVEN = "even"  # 8 f / fps (0.9.0 and 0.9.1)
-    CAUSAL = "causal"  # max(8 f - 7, 0) / fps: the first is one pixel frame (0.9.5 and later)
+    CAUSAL = "causal"  # max(8 f - 7, 0) / fps: frame 0 is a single video frame (0.9.5 and later)
 
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {
@@ -77,8 +77,8 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "ltxv_2b_0.9": _TINY,
     "ltxv_2b": {**_TINY, "hidden_size": 32, "reference_latents": 1},
 }
-"""Keys of `model` for tiny networks (`Family.tiny`), with two and with one rotary pair that is left
-over and not rotated."""
+"""Keys of `model` for tiny networks (`Family.tiny`); in one of them two pairs of numbers are left
+over and not rotated, in the other one pair."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,17 +98,18 @@ class LtxConfig(HasReferences, ModelConfig):
     patch_spatial: int = 1
     crossattn_emb_size: int = 4096
     frame_positions: FramePositions = FramePositions.CAUSAL
-    """Seconds at which latent frames begin: even (0.9.0, 0.9.1), or causal (0.9.5 and later)."""
+    """Positions of latent frames on the time axis: even, 8 f / fps seconds (0.9.0, 0.9.1), or
+    causal, max(8 f - 7, 0) / fps seconds (0.9.5 and later)."""
     reference_latents: OfInputs[int] = 0
-    """Largest number of reference videos of a sample, which become clean tokens at the target's
-    positions."""
+    """Largest number of reference videos of a sample, which become additional clean tokens with
+    the positions of the target's tokens."""
 
     def own_sizes(self) -> list[Rule]:
         return [
             (
                 self.text_pad_to is None,
-                f"text_pad_to={self.text_pad_to}: LTX-Video attends to no padding of captions; set"
-                " it to null",
+                f"text_pad_to={self.text_pad_to} must be null: LTX-Video does not attend to padding"
+                " of captions",
             ),
         ]
 
@@ -118,8 +119,8 @@ class LtxConfig(HasReferences, ModelConfig):
             (
                 self.hidden_size % heads > 0 or (width % 2 == 0 and self.hidden_size >= 6),
                 f"hidden_size={self.hidden_size} / num_attention_heads={heads} gives heads of"
-                f" width {width}; rotary positions turn pairs of a head's numbers, so that it must"
-                " be even, and on three axes, so that hidden_size must be at least 6",
+                f" width {width}; rotary positions need heads of an even width, and a hidden_size"
+                " of at least 6",
             ),
         ]
 
@@ -139,7 +140,7 @@ def _inputs(model: LtxConfig) -> tuple[SampleInput, ...]:
 
 
 def ltx_positions(model: LtxConfig) -> PixelPositions:
-    """The rule for positions of tokens, in seconds and pixels."""
+    """The rule that gives the tokens of `model` their positions, in seconds and pixels."""
     from dit.models.positions import PixelPositions
 
     causal = model.frame_positions is FramePositions.CAUSAL
@@ -147,15 +148,15 @@ def ltx_positions(model: LtxConfig) -> PixelPositions:
 
 
 def ltx_conditions(model: LtxConfig) -> ConditionRules | None:
-    """Rules for pictures and clips given at any frame.
+    """The rules for conditioning pictures and clips that begin at any frame, for `model`.
 
-    None if positions are not causal, or if a patch has several latent frames.
+    None if its frame positions are not causal, or if a patch has several latent frames.
     """
     from dit.models.positions import CELL
 
     if model.frame_positions is not FramePositions.CAUSAL or model.patch_temporal > 1:
         return None
-    # num_prefix_latent_frames of its prepare_latents.
+    # `num_prefix_latent_frames` in the pipeline's `prepare_latents`.
     where = ltx_positions(model).of_condition
     return ConditionRules(positions=where, temporal_stride=CELL[0], prefix_frames=2)
 

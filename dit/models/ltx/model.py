@@ -1,6 +1,5 @@
-"""LTX-Video: one row of latents, cross-attention to text, table modulation after RMSNorm."""
-
-# T packed tokens, M level rows, C patch features, D model width, X any width
+"""LTX-Video: self-attention, cross-attention to text, table modulation after RMSNorm."""
+# T packed tokens, M timesteps, C patch features, D model width, X any width
 
 from __future__ import annotations
 

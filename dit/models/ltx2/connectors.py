@@ -1,8 +1,8 @@
-"""LTX-2's connectors: layers over captions that learned rows fill up, before the network.
+"""LTX-2's connectors: layers that process captions, padded with learned rows, before the network.
 
-The arithmetic is that of Diffusers' `LTX2ConnectorTransformer1d`. Every tensor rank has all rows,
-so with sequence parallelism each has the whole gradient of the learned rows, and none is summed
-over ranks; tensor ranks divide the matrices.
+The arithmetic is that of Diffusers' `LTX2ConnectorTransformer1d`. Tensor ranks divide the weights
+of linears, but every rank has all tokens, also with sequence parallelism. So each rank has the
+whole gradient of the learned rows, and gradients are not summed over ranks.
 """
 
 # L rows of the captions of a pack, R learned rows, E width of a row
@@ -32,15 +32,15 @@ from dit.pack_wire import to_device
 
 _EPS = 1e-6
 _LONGEST = 4096
-"""Number of rows by which positions in a caption are divided, as in Diffusers."""
+"""Divisor of the positions in a caption, as in Diffusers."""
 
 
 class Connector(MegatronModule):
-    """Maps captions [L, E] to `connector_rows` rows of the same width for each sample."""
+    """Maps captions [L, E] to `model.connector_rows` rows of width E for each sample."""
 
     def __init__(self, model: Ltx2Config, context: BuildContext, width: int):
         whole = copy(context.config)
-        whole.sequence_parallel = False  # every tensor rank has all rows
+        whole.sequence_parallel = False  # every tensor rank has all tokens
         super().__init__(config=whole)
         context, heads = replace(context, config=whole), model.heads_of_connectors
         self.rows, self.count = model.connector_rows, model.layers_of_connectors
@@ -67,13 +67,14 @@ class Connector(MegatronModule):
             self.add_module(f"mlp_{number}", FeedForward(context, feed_forward))
 
     def forward(self, text_LE: Tensor, starts: Sequence[int], per_sample: PerSample) -> Tensor:
-        """The rows [N * `connector_rows`, E] that layers attend to.
+        """The processed captions of all samples, [N * `connector_rows`, E].
 
-        `starts` are the N + 1 offsets of the samples in L; `per_sample` says which kernels may be
-        used.
+        `starts` are the N + 1 offsets of the samples in `text_LE`; `per_sample` says which kernels
+        may be used.
+
 
         Raises:
-            ValueError: a caption has more than `connector_rows` rows.
+            ValueError: a caption has more than `connector_rows` tokens.
         """
         h_LE, samples = self._filled_up(text_LE, starts), len(starts) - 1
         place_L = torch.arange(self.rows, dtype=torch.float32).repeat(samples)
@@ -89,14 +90,14 @@ class Connector(MegatronModule):
         return _normed(h_LE)
 
     def _filled_up(self, text_LE: Tensor, starts: Sequence[int]) -> Tensor:
-        """Each caption, followed by learned rows at the positions that it leaves free."""
+        """All captions, each padded with learned rows to `connector_rows` rows."""
         repeated_LE = self.registers.repeat(self.rows // len(self.registers), 1)
         parts = list[Tensor]()
         for first, stop in pairwise(starts):
             if stop - first > self.rows:
                 raise ValueError(
-                    f"a caption has {stop - first} rows, more than model.connector_rows="
-                    f"{self.rows}; encode shorter captions"
+                    f"a caption has {stop - first} tokens, but model.connector_rows={self.rows}"
+                    " allows no more than that number; shorten the caption"
                 )
             parts += [text_LE[first:stop], repeated_LE[stop - first :]]
         return torch.cat(parts)

@@ -1,10 +1,8 @@
-"""LTX-2 in Diffusers: names of tensors, config.json, pipelines, and how its network is run.
+"""LTX-2 in Diffusers, `LTX2VideoTransformer3DModel`: tensor names, config.json, files, calls."""
 
-Its class is `LTX2VideoTransformer3DModel`.
-"""
-
-# D width of the video, A of the sound, F and G inside their MLPs, H heads, W cosines and sines of
-# the level, E and S widths of their captions, C and B numbers in their tokens, R rows of a table
+# of the video, of the sound: D, A widths; F, G hidden widths of MLPs; E, S widths of captions;
+# C, B numbers in a token
+# H heads, W width of the sinusoidal timestep embedding, R rows of a table
 
 from __future__ import annotations
 
@@ -70,9 +68,10 @@ def _projects(model: Any) -> bool:
 
 
 def _attention_rows(ours: str, theirs: str, widths: tuple[str, str, str]) -> tuple[Row, ...]:
-    """Name-table rows of an attention of each layer, and of its norms.
+    """Lines of the name table for an attention of the layers and its norms.
 
-    `widths` are those of the tokens that make queries, of those that make keys, and of all heads.
+    `widths` are letters for the width of the queries' tokens, the width of the keys' tokens, and
+    the width of all heads together.
     """
     width, keys, inner = widths
     ours, theirs = f"{_LAYER}.{ours}", f"{_BLOCK}.{theirs}"
@@ -102,9 +101,9 @@ def _attention_rows(ours: str, theirs: str, widths: tuple[str, str, str]) -> tup
 
 
 def _level_rows(ours: str, theirs: str, width: str, count: str, **exists: Any) -> tuple[Row, ...]:
-    """Name-table rows of a `LevelRows`, which is `LTX2AdaLayerNormSingle` in Diffusers.
+    """Lines of the name table for a `LevelRows`, which is `LTX2AdaLayerNormSingle` in Diffusers.
 
-    `count` is the number of vectors that it computes.
+    `count` is the number of vectors that it computes, as in names of sizes; "" for one vector.
     """
     inner = f"{theirs}.emb.timestep_embedder"
     return (
@@ -120,24 +119,30 @@ def _table(ours: str, theirs: str, rows: str, width: str, **options: Any) -> Row
 
 @dataclass(frozen=True, slots=True)
 class _StreamNames:
-    """Names of the parts of a stream in both networks, and letters of the stream's sizes."""
+    """Prefixes of the names of a stream's modules, and letters for the stream's sizes."""
 
     ours: str
-    """What our names of its parts begin with."""
+    """Prefix of our names."""
     theirs: str
+    """Prefix of Diffusers' names."""
     name: str
+    """Diffusers' word for the stream."""
     gate: str
     """Diffusers' word for the attention to the other stream."""
     width: str
+    """Letter for the width of the stream."""
     other: str
-    """Letter of the other stream's width."""
+    """Letter for the width of the other stream."""
     hidden: str
+    """Letter for the hidden width of the MLP."""
     features: str
+    """Letter for the number of features of a token."""
     text: str
+    """Letter for the width of captions."""
 
     @property
     def inside(self) -> str:
-        """Name of our module that embeds the stream's inputs."""
+        """Name of our `StreamEmbedding` of the stream."""
         return f"{self.ours or 'video_'}in"
 
 
@@ -150,7 +155,7 @@ _ACROSS = {
 
 
 def _embedding_rows(one: _StreamNames) -> tuple[Row, ...]:
-    """Name-table rows of the modules that embed tokens, levels and captions of a stream."""
+    """Lines of the name table for the embeddings of a stream: tokens, timesteps, captions."""
     inside, theirs, width = one.inside, one.theirs, one.width
     ours, caption = f"{inside}.text_embedder", f"{theirs}caption_projection"
     projects: Any = {"exists": _projects}
@@ -168,7 +173,7 @@ def _embedding_rows(one: _StreamNames) -> tuple[Row, ...]:
 
 
 def _table_rows(one: _StreamNames) -> tuple[Row, ...]:
-    """Name-table rows of the tables of a stream in the layers."""
+    """Lines of the name table for the tables of a stream in the layers."""
     ours, theirs, width = f"{_LAYER}.{one.ours}", f"{_BLOCK}.{one.theirs}", one.width
     text = f"{theirs}prompt_scale_shift_table"
     between = f"{_BLOCK}.{one.name}_a2v_cross_attn_scale_shift_table"
@@ -180,7 +185,7 @@ def _table_rows(one: _StreamNames) -> tuple[Row, ...]:
 
 
 def _feed_rows(one: _StreamNames) -> Iterator[Row]:
-    """Name-table rows of the MLP of a stream."""
+    """Lines of the name table for the MLP of a stream."""
     mlp, ff = f"{_LAYER}.{one.ours}mlp", f"{_BLOCK}.{one.theirs}ff.net"
     width, hidden = one.width, one.hidden
     rows = (
@@ -193,7 +198,7 @@ def _feed_rows(one: _StreamNames) -> Iterator[Row]:
 
 
 def _stream_rows(one: _StreamNames) -> tuple[Row, ...]:
-    """Name-table rows of a stream: of its embedding, its part of the layers, and its head."""
+    """Lines of the name table for a whole stream: embeddings, modules in the layers, head."""
     ours, theirs, width = one.ours, one.theirs, one.width
     own = (width, width, width)
     return (
@@ -209,11 +214,11 @@ def _stream_rows(one: _StreamNames) -> tuple[Row, ...]:
 
 
 CONNECTORS = "connectors"
-"""Name of the folder with the connectors in a pipeline."""
+"""Name of the connectors' folder in a pipeline."""
 
 
 def _connector_rows(one: _StreamNames, number: int) -> Iterator[Row]:
-    """Name-table rows of the layer `number` of a stream's connector."""
+    """Lines of the name table for layer `number` of the connector of the stream `one`."""
     at = f"{CONNECTORS}.{one.name}_connector.transformer_blocks.{number}"
     attention, mlp = (f"{one.inside}.connector.{part}_{number}" for part in ("attention", "mlp"))
     width, size = one.text, "crossattn_emb_size" if one is _VIDEO else "sound_text_size"
@@ -326,25 +331,37 @@ def _rules(t: Any) -> list[Rule]:
         "audio_cross_attention_dim": (t.audio_cross_attention_dim, sound),
     }
     return [
-        *((found[key] == value, f"{key}={found[key]!r}") for key, value in _FIXED.items()),
-        (t.rope_type == _ROPE, f"rope_type={t.rope_type!r}, not {_ROPE!r}"),
         *(
-            (getattr(t, one) == getattr(t, other), f"{one}={getattr(t, one)} without {other}")
+            (found[key] == value, f"{key}={found[key]!r} must be {value!r}")
+            for key, value in _FIXED.items()
+        ),
+        (t.rope_type == _ROPE, f"rope_type={t.rope_type!r} must be {_ROPE!r}"),
+        *(
+            (
+                getattr(t, one) == getattr(t, other),
+                f"{one}={getattr(t, one)} must be equal to {other}={getattr(t, other)}",
+            )
             for one, other in alike.items()
         ),
-        *((own == one, f"{key}={own} with a width of {one}") for key, (own, one) in sizes.items()),
+        *(
+            (own == one, f"{key}={own} must be {one}, the width of its stream")
+            for key, (own, one) in sizes.items()
+        ),
         (
             t.audio_num_attention_heads == heads,
-            f"audio_num_attention_heads={t.audio_num_attention_heads} beside {heads}",
+            f"audio_num_attention_heads={t.audio_num_attention_heads} must be equal to"
+            f" num_attention_heads={heads}",
         ),
         outputs_as_inputs(t),
         (
             t.audio_out_channels in (None, t.audio_in_channels),
-            f"audio_out_channels={t.audio_out_channels} of {t.audio_in_channels}",
+            f"audio_out_channels={t.audio_out_channels} must be equal to"
+            f" audio_in_channels={t.audio_in_channels}",
         ),
         (
             t.in_channels % t.patch_size**2 == 0,
-            f"in_channels={t.in_channels} are no patches of {t.patch_size} x {t.patch_size}",
+            f"in_channels={t.in_channels} must be a multiple of {t.patch_size**2}, the number of"
+            " latent pixels in a patch (patch_size * patch_size)",
         ),
     ]
 
@@ -406,7 +423,7 @@ KEYS = ConfigKeys(
         ),
         Key("rope_type", default="interleaved", write=lambda _: _ROPE),
         Key("use_prompt_embeddings", "text_projections", True),
-        # Whether attention can be told to skip layers, in guidance; it has no weights.
+        # Whether guidance can skip attention in some layers; this needs no weights.
         Key("perturbed_attn", default=False, write=_gates),
         Key("ff_bias", "video_mlp_bias", True),
         Key(
@@ -449,7 +466,7 @@ KEYS = ConfigKeys(
 
 
 def _rules_of_connectors(t: Any) -> list[Rule]:
-    """Rules for the connectors' config.json `t`; connectors that break one cannot be ours."""
+    """Rules for `t`, the connectors' config.json; if one is broken, they cannot be imported."""
     pairs = {
         "connector_num_layers": (t.video_connector_num_layers, t.audio_connector_num_layers),
         "connector_num_attention_heads": (
@@ -466,15 +483,22 @@ def _rules_of_connectors(t: Any) -> list[Rule]:
     fixed |= {"rope_double_precision": True, "rope_type": _ROPE}
     found = {key: getattr(t, key) for key in fixed}
     return [
-        *((one == other, f"{name}: {one} and {other}") for name, (one, other) in pairs.items()),
-        *((found[key] == value, f"{key}={found[key]!r}") for key, value in fixed.items()),
+        *(
+            (one == other, f"video_{name}={one} and audio_{name}={other} must be equal")
+            for name, (one, other) in pairs.items()
+        ),
+        *(
+            (found[key] == value, f"{key}={found[key]!r} must be {value!r}")
+            for key, value in fixed.items()
+        ),
     ]
 
 
 def _connector_keys(name: str, field: str, default: int, value: str = "") -> tuple[Key, Key]:
-    """The keys of config.json for both connectors, which our one `field` for both determines.
+    """The keys `name` of config.json for the two connectors, whose values are equal.
 
-    An export writes the number in the attribute `value` of the model, by default `field`.
+    Our field is `field`. An export writes the attribute `value` of the configuration, or `field`
+    if `value` is empty.
     """
 
     def write(model: Any) -> int:
@@ -493,7 +517,8 @@ _COMPANION = Companion(
     field="text_connectors",
     value=TextConnectors.FROZEN,
     instead=TextConnectors.STORED,
-    # Its folder has the projections of the text encoder's states as well, before what shards hold.
+    # Their folder also has projections of the text encoder's states, which come before the states
+    # in the shards.
     frozen=("video_text_proj_in.*", "audio_text_proj_in.*", "text_proj_in.*"),
     keys=ConfigKeys(
         keys=(
@@ -530,8 +555,9 @@ _COMPANION = Companion(
 def _inexpressible(model: Ltx2Config) -> list[str]:
     same_text = model.crossattn_emb_size == model.sound_text_size
     words = (
-        f"model.sound_text_size={model.sound_text_size} beside crossattn_emb_size="
-        f"{model.crossattn_emb_size}: the projections of {CLASS} read captions of one width"
+        f"model.sound_text_size={model.sound_text_size} cannot be exported: with"
+        f" text_projections=true, Diffusers' {CLASS} needs it to be equal to"
+        f" model.crossattn_emb_size={model.crossattn_emb_size}"
     )
     return [
         *mlp_misfit(model, CLASS),
@@ -540,7 +566,7 @@ def _inexpressible(model: Ltx2Config) -> list[str]:
 
 
 def _filled_up(connector: Any, rows_1LE: Tensor, model: Ltx2Config) -> Tensor:
-    """The output of Diffusers' `connector` for a caption [1, L, E], which is padded in front."""
+    """The output of Diffusers' `connector` for a caption [1, L, E], padded at its beginning."""
     import torch
     from torch.nn.functional import pad
 
@@ -551,7 +577,10 @@ def _filled_up(connector: Any, rows_1LE: Tensor, model: Ltx2Config) -> Tensor:
 
 
 def _run_network(network: Any, sample: LatentSample, level: float, model: Any) -> Tensor:
-    """Output of Diffusers' network for the latent of one sample, with its sound if it has one."""
+    """The output [C, F, H, W] of Diffusers' network for the latent of one sample.
+
+    If the sample has sound, the network gets it, too.
+    """
     import torch
 
     from dit.models.positions import patchify, unpatchify
@@ -612,7 +641,7 @@ _RENAMED = {
     "q_norm": "norm_q",
     "k_norm": "norm_k",
 }
-"""Diffusers' words in names of tensors, by the words of Lightricks' code and of ComfyUI."""
+"""Maps words in the tensor names of Lightricks' code and ComfyUI to Diffusers' words."""
 _BACK = {theirs: own for own, theirs in _RENAMED.items()}
 _ROWS = (*_stream_rows(_VIDEO), *_stream_rows(_SOUND), _KEYFRAMES, *_connectors_rows())
 _TABLE = NameTable(rows=_ROWS, sizes=_sizes, layers=lambda model: {"blocks": model.num_layers})
@@ -627,12 +656,12 @@ LTX2_NAMES: dict[str, str] = {
     for name in own_names(_TABLE)
     if not name.startswith(f"{CONNECTORS}.")
 }
-"""Diffusers' names of linears by their names in Lightricks' own code and in ComfyUI."""
+"""Diffusers' names of linears by their names in Lightricks' code and in ComfyUI."""
 _PREFIX = "model.diffusion_model."
 _OTHER_PARTS = ("vae.", "audio_vae.", "vocoder.", "text_embedding_projection.")
 _CONNECTORS = ("video_embeddings_connector.", "audio_embeddings_connector.")
 HEADS = 32
-"""Number of heads of the published networks, which no tensor of 2.0 shows."""
+"""Number of heads of the published networks; it does not follow from the tensors of 2.0."""
 
 
 def _name_in_file(name: str) -> str | None:
@@ -643,7 +672,7 @@ def _name_in_file(name: str) -> str | None:
 
 
 def _config_of_file(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any] | None:
-    """Content of config.json for a network with tensors of these `shapes`; None if not LTX-2."""
+    """The content of config.json for tensors of these `shapes`; None if they are not LTX-2's."""
     first = "transformer_blocks.0"
     if not {"proj_in.weight", "audio_proj_in.weight", f"{first}.scale_shift_table"} <= {*shapes}:
         return None

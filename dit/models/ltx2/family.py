@@ -44,39 +44,39 @@ from dit.models.layer_spec import (
 from dit.models.registry import imported
 
 SOUND_RATE = 25.0
-"""Latent frames a second of the published audio VAE."""
+"""Latent frames per second of the published audio VAE."""
 SOUND = "sound"
 """Name of the stream of sound in a pack."""
 SOUND_TEXT = "sound_text"
-"""Name of the caption's rows to which sound attends."""
+"""Name of the caption states to which sound attends."""
 FIRST_FRAME = "first_frame_latent"
 
 
 class TextModulation(StrEnum):
-    """What scales and shifts the captions' rows, and the queries that attend to them."""
+    """How caption states, and the queries that attend to them, are scaled and shifted."""
 
-    NONE = "none"  # neither (2.0)
-    TOLD = "told"  # a table of each layer, plus rows of the noise level of the sample (2.3, 2.5)
-    TABLE = "table"  # the table alone, so that keys and values do not depend on the level
+    NONE = "none"  # not at all (2.0)
+    TOLD = "told"  # by a table of each layer, plus vectors of the sample's timestep (2.3, 2.5)
+    TABLE = "table"  # by the table only, so that keys and values do not depend on the timestep
 
 
 class CrossLevels(StrEnum):
-    """Which noise level conditions the attention between video and sound."""
+    """The timestep that modulates the attention between video and sound."""
 
-    OTHER = "other"  # the sample's of the other stream (Diffusers' pipelines)
-    OWN = "own"  # of each token itself (`use_cross_timestep=False` of Diffusers' network)
+    OTHER = "other"  # the sample's timestep of the other stream (Diffusers' pipelines)
+    OWN = "own"  # the token's own timestep (`use_cross_timestep=False` of Diffusers' network)
 
 
 class TextConnectors(StrEnum):
-    """Which rows of captions shards hold: the output of the connectors, or their input."""
+    """Whether shards hold the outputs or the inputs of the connectors."""
 
-    STORED = "stored"  # shards hold what the connectors make
-    FROZEN = "frozen"  # the first stage has the connectors, which are not trained
+    STORED = "stored"  # shards hold the outputs of the connectors
+    FROZEN = "frozen"  # shards hold the inputs; the network contains the connectors, untrained
 
 
 MOST_CONNECTOR_LAYERS = 16
 CONNECTOR_MLP_RATIO = 4
-"""Width of a connector's MLPs divided by that of its rows; fixed in Diffusers."""
+"""Hidden width of a connector's MLPs divided by the width of its tokens; fixed in Diffusers."""
 _WIDE_TEXT = {"crossattn_emb_size": 4096, "sound_text_size": 2048, "text_projections": False}
 _V23 = {**_WIDE_TEXT, "head_gates": True, "text_modulation": TextModulation.TOLD}
 _V25 = {**_V23, "video_mlp_bias": False, "keyframe_embedding": True}
@@ -99,8 +99,8 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "ltx2.3": _TINY_WIDE,
     "ltx2.5": _TINY_WIDE,
 }
-"""Keys of `model` for tiny networks (`Family.tiny`), with two rotary pairs and with none that are
-left over and not rotated."""
+"""Keys of `model` for tiny networks (`Family.tiny`); in the first, two pairs of numbers are left
+over and not rotated, in the others none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,50 +126,52 @@ class Ltx2Config(ModelConfig):
     sound_hidden_size: Refused[int] = bounded(2048, most=2**17)
     """Width of the sound's tokens in the layers, and of the attention between the streams."""
     sound_text_size: Refused[int] = bounded(3840, most=2**20)
-    """Width of the caption's rows for the sound in the shards."""
+    """Width of the caption states for the sound in the shards."""
     text_projections: Refused[bool] = True
-    """Whether two linears project the captions' rows for each stream (2.0); if not, captions must
-    be as wide as the streams."""
+    """Whether two linears project the caption states for each stream (2.0); if not, their width
+    must be that of the stream."""
     text_modulation: Refused[TextModulation] = TextModulation.NONE
-    """Scales and shifts of captions and of the queries that attend to them: none (2.0), told (a
-    table plus vectors of the noise level; 2.3, 2.5), or table (the table alone)."""
+    """Scales and shifts of caption states and of the queries that attend to them: none (2.0), told
+    (a table plus vectors of the timestep; 2.3, 2.5), or table (only the table)."""
     head_gates: Refused[bool] = False
     """Whether each head of every attention has a gate (2.3, 2.5)."""
     video_mlp_bias: Refused[bool] = True
     """Whether the linears of the video's MLP have biases (2.0, 2.3)."""
     keyframe_embedding: Refused[bool] = False
-    """Whether there is an embedding of keyframes (2.5), which no pack uses yet."""
+    """Whether there is an embedding of keyframes (2.5); training and generation do not use it
+    yet."""
     text_connectors: Refused[TextConnectors] = TextConnectors.STORED
-    """Captions in the shards: stored (outputs of the connectors), or frozen (their inputs; the
-    first pipeline stage has the connectors, which are not trained)."""
+    """Captions in the shards: stored (outputs of the connectors), or frozen (inputs of the
+    connectors, which are part of the network and not trained)."""
     connector_layers: Refused[int | None] = bounded(None, most=MOST_CONNECTOR_LAYERS)
-    """Layers of each of the two connectors; null: the published number, 2 (2.0) or 8."""
+    """Number of layers of each of the two connectors; null: 8 with head_gates, else 2, as
+    published."""
     connector_heads: Refused[int | None] = bounded(None, most=2**10)
-    """Attention heads of a connector; null: the published number, 30 (2.0) or 32."""
+    """Number of attention heads of a connector; null: 32 with head_gates, else 30, as published."""
     connector_rows: Refused[int] = bounded(1024, most=2**14)
-    """Number of rows that a connector makes of each caption."""
+    """Number of tokens to which a connector pads each caption."""
     connector_registers: Refused[int] = bounded(128, most=2**14)
-    """Number of learned rows, which are repeated to fill captions up."""
+    """Number of learned rows, which are repeated to pad captions."""
     cross_levels: Live[CrossLevels] = CrossLevels.OTHER
-    """Noise level that conditions the attention between the streams: the level of the other stream
-    of the sample (other, as in Diffusers' pipelines), or each token's own (own)."""
+    """Timestep that modulates the attention between the streams: the sample's timestep of the other
+    stream (other, as in Diffusers' pipelines), or the token's own (own)."""
 
     def own_sizes(self) -> list[Rule]:
         return [
             (
                 self.text_pad_to is None,
-                f"text_pad_to={self.text_pad_to}: LTX-2 attends to no padding of captions; set it"
-                " to null",
+                f"text_pad_to={self.text_pad_to} must be null: LTX-2 does not attend to padding of"
+                " captions",
             ),
             (
                 self.patch_temporal == 1,
-                f"patch_temporal={self.patch_temporal}: a token of LTX-2 is one latent frame deep;"
-                " set it to 1",
+                f"patch_temporal={self.patch_temporal} must be 1: a token of LTX-2 has one latent"
+                " frame",
             ),
             (
                 self.route_from is None,
-                f"route_from={self.route_from}: networks with a sound have no token routes; set"
-                " route_from and route_to to null",
+                f"route_from={self.route_from} must be null, and route_to, too: token routing is"
+                " not supported in networks with sound",
             ),
             (self.sound_rate > 0, f"sound_rate={self.sound_rate} must be positive"),
         ]
@@ -185,8 +187,8 @@ class Ltx2Config(ModelConfig):
             *(
                 (
                     size % (2 * heads) == 0,
-                    f"{name}={size} is no multiple of 2 x num_attention_heads={heads}; rotary"
-                    " positions turn pairs of a head's numbers",
+                    f"{name}={size} must be a multiple of 2 * num_attention_heads = {2 * heads}:"
+                    " rotary positions need heads of an even width",
                 )
                 for name, size in (
                     ("hidden_size", self.hidden_size),
@@ -195,14 +197,14 @@ class Ltx2Config(ModelConfig):
             ),
             (
                 self.hidden_size >= 6,
-                f"hidden_size={self.hidden_size}: rotary positions turn pairs of numbers on three"
-                " axes, so that it must be at least 6",
+                f"hidden_size={self.hidden_size} must be at least 6, for rotary positions on three"
+                " axes",
             ),
             *(
                 (
                     self.text_projections or size == width,
-                    f"{name}={size} with a stream of width {width} and text_projections=false;"
-                    " without projections the rows of captions are as wide as the stream",
+                    f"{name}={size} must be {width}, the width of the stream, because"
+                    " text_projections=false",
                 )
                 for name, (size, width) in texts.items()
             ),
@@ -210,7 +212,7 @@ class Ltx2Config(ModelConfig):
         ]
 
     def _connectors(self) -> list[Rule]:
-        """Rules for the connectors, where the network has them."""
+        """Rules for the connectors, if the network contains them."""
         heads, rows = self.heads_of_connectors, self.connector_rows
         sizes = {"crossattn_emb_size": self.crossattn_emb_size}
         sizes["sound_text_size"] = self.sound_text_size
@@ -218,7 +220,7 @@ class Ltx2Config(ModelConfig):
             *(
                 (
                     size % (2 * heads) == 0,
-                    f"{name}={size} must be a multiple of 2 x connector_heads={heads}",
+                    f"{name}={size} must be a multiple of 2 * connector_heads = {2 * heads}",
                 )
                 for name, size in sizes.items()
             ),
@@ -236,27 +238,27 @@ class Ltx2Config(ModelConfig):
 
     @property
     def has_connectors(self) -> bool:
-        """Whether the first stage has the connectors."""
+        """Whether the network contains the connectors, on the first pipeline stage."""
         return self.text_connectors is TextConnectors.FROZEN
 
     @property
     def layers_of_connectors(self) -> int:
-        """Number of layers of each connector; null stands for 8 with gates, else 2."""
+        """Number of layers of each connector."""
         return self.connector_layers or (8 if self.head_gates else 2)
 
     @property
     def heads_of_connectors(self) -> int:
-        """Number of attention heads of each connector; null stands for 32 with gates, else 30."""
+        """Number of attention heads of each connector."""
         return self.connector_heads or (32 if self.head_gates else 30)
 
     @property
     def sound_ffn_size(self) -> int:
-        """Width inside the sound's MLP."""
+        """Hidden width of the sound's MLP."""
         return int(self.sound_hidden_size * self.mlp_ratio)
 
     @property
     def table_rows(self) -> int:
-        """Number of a stream's own scales, shifts and gates in a layer.
+        """Number of scales, shifts and gates of a stream in a layer.
 
         Those of the attention between the streams are not counted.
         """
@@ -270,16 +272,16 @@ class Ltx2Config(ModelConfig):
 
 @dataclass(frozen=True)
 class TableRows(FamilyModulation):
-    """Modulation by a learned table plus vectors of the noise level that all layers share.
+    """Modulation by a learned table plus vectors of the timestep that all layers share.
 
-    Each slot takes some rows of the sum.
+    Each slot uses some rows of the sum.
     """
 
     runs: ClassVar[str] = "dit.models.ltx2.layers:SlotTable"
     shared: str
     """Name of the shared vectors in `TimestepConditioning.of_rows`."""
     slots: tuple[tuple[int, int, int | None], ...]
-    """For each slot, the row of its shift, of its scale and of its gate; None: no gate."""
+    """For each slot, the indices of its rows: (shift, scale, gate or None without a gate)."""
 
     @property
     def rows(self) -> int:
@@ -288,25 +290,25 @@ class TableRows(FamilyModulation):
 
 @dataclass(frozen=True)
 class AttendToCaption(AttendTo):
-    """Cross-attention to the caption, whose rows each layer may scale and shift."""
+    """Cross-attention to the caption states, which each layer may scale and shift."""
 
     runs: ClassVar[str] = "dit.models.ltx2.layers:CaptionAttending"
     table: Modulation | None = None
-    """Modulation with scale and shift of the caption's rows; None: they stay as they are."""
+    """Scale and shift of the caption states; None: they are not modulated."""
 
 
 def rows_of_table(stream: str) -> str:
-    """Name of the vectors that all layers share for a stream's own scales, shifts and gates."""
+    """Name of the shared vectors for all parts of `stream` but the attention between streams."""
     return f"{stream}_rows"
 
 
 def rows_between(stream: str) -> str:
-    """Name of the vectors that all layers share for the attention of a stream to the other."""
+    """Name of the shared vectors for the attention between streams, in `stream`."""
     return f"{stream}_between"
 
 
 def rows_of_text(stream: str) -> str:
-    """Name of the vectors that all layers share for the captions that a stream attends to."""
+    """Name of the shared vectors for the caption states to which `stream` attends."""
     return f"{stream}_text_rows"
 
 
@@ -322,7 +324,7 @@ def _attention(model: Ltx2Config, width: int) -> AttentionSpec:
 
 
 def _own_parts(model: Ltx2Config, row: str) -> tuple[LayerPart, LayerPart, LayerPart]:
-    """Self-attention, attention to the caption, and MLP of the stream whose tokens are `row`."""
+    """Self-attention, attention to the caption, and MLP of the stream of tokens `row`."""
     is_video = row == TOKENS
     prefix, caption = ("", "text") if is_video else ("sound_", SOUND_TEXT)
     width = model.hidden_size if is_video else model.sound_hidden_size
@@ -338,7 +340,7 @@ def _own_parts(model: Ltx2Config, row: str) -> tuple[LayerPart, LayerPart, Layer
     port = Port(row, f"{prefix}cross_attention", own[2])
     table = Modulation(f"{prefix}text_table", TableRows(rows_of_text(row), ((0, 1, None),)))
     if model.text_modulation is TextModulation.NONE:
-        # Normalised, and neither scaled nor gated.
+        # A norm without scale, shift or gate.
         norm = RowNorm(f"{prefix}text_norm", NormKind.BARE)
         port, table = Port(row, port.module, norm=norm), None
     return (
@@ -349,10 +351,10 @@ def _own_parts(model: Ltx2Config, row: str) -> tuple[LayerPart, LayerPart, Layer
 
 
 def _parts_between(model: Ltx2Config) -> tuple[LayerPart, LayerPart]:
-    """Attention of each stream to the other, both to the tokens as they are before this step."""
+    """Attention of video to sound and of sound to video; both read tokens from before this step."""
     width, sound = model.hidden_size, model.sound_hidden_size
-    # Diffusers' rows: scale and shift of the attention of the video to the sound, then of the sound
-    # to the video; the gate of the stream's own.
+    # Rows of Diffusers' tables: 0, 1 are scale and shift in the attention of the video to the
+    # sound, 2, 3 in that of the sound to the video; 4 is the gate of the stream's own output.
     of_video, of_sound = ((1, 0, 4), (3, 2, None)), ((3, 2, 4), (1, 0, None))
     video = Modulation("between", TableRows(rows_between(TOKENS), of_video))
     heard = Modulation("sound_between", TableRows(rows_between(SOUND_TOKENS), of_sound))
@@ -374,7 +376,7 @@ def _parts_between(model: Ltx2Config) -> tuple[LayerPart, LayerPart]:
 
 
 def ltx2_layer(model: Ltx2Config) -> LayerSpec:
-    """One layer: each stream attends to itself, its caption and the other; then the MLPs."""
+    """The layer: each stream attends to itself, to its caption and to the other; then the MLPs."""
     parts = zip(_own_parts(model, TOKENS), _own_parts(model, SOUND_TOKENS), strict=True)
     attends, texts, feeds = parts
     return LayerSpec((*attends, *texts, _parts_between(model), *feeds))
@@ -386,7 +388,7 @@ def ltx2_stack(model: Ltx2Config) -> StackSpec:
 
 
 def _encoder(model: Ltx2Config) -> str:
-    """Name of the codec, and of the text encoder, of the published weights."""
+    """The name in `dit.codecs` of the VAE and of the text encoder of the published weights."""
     return "ltx2" if model.has_connectors else "ltx2_connected"
 
 
@@ -396,7 +398,7 @@ def _inputs(model: Ltx2Config) -> tuple[SampleInput, ...]:
     told: Any = {"width": model.sound_text_size, "most_rows": most}
     texts = [SampleInput(name=SOUND_TEXT, kind=InputKind.TEXT, **told)]
     if model.has_connectors and model.text_projections:
-        texts = []  # both connectors of 2.0 read the same rows
+        texts = []  # both connectors of 2.0 have the same input
     heard = SampleInput(
         name=SOUND,
         kind=InputKind.SOUND,

@@ -1,10 +1,10 @@
 """Modules of LTX-2's layers: modulation by tables, and attention to captions.
 
-A table is added to vectors of the noise level. A layer scales and shifts the rows of its captions
-if the version has tables for them.
+A table is added to vectors of the timestep. In versions with tables for captions, each layer scales
+and shifts the caption states.
 """
 
-# T tokens of a row as this rank holds them, L text tokens, M level rows, D any width
+# T tokens of a stream on this rank, L text tokens, M timesteps, D any width
 # R rows of a table
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from dit.models.ltx2.family import AttendToCaption, TableRows
 from dit.models.stacks.parts import CrossAttending, LayerConditions
 
 CAPTIONS = "captions"
-"""Key in `LayerConditions.of_parts`: for each text by name, the sample of each of its rows."""
+"""Key in `LayerConditions.of_parts`: maps the name of a text to the samples of its tokens."""
 
 
 class SlotTable(AdaLNModule):
-    """A table [R, D] plus vectors [M, R D] of all layers, in float32; each slot takes some rows."""
+    """Modulation by a table [R, D] plus shared vectors [M, R * D], in float32.
+
+    Each slot uses some of the R rows (`TableRows.slots`).
+    """
 
     def __init__(
         self, context: BuildContext, width: int, spec: TableRows, *, of_tokens: bool = True
     ):
-        """`of_tokens` says that tensor ranks may divide the tokens that it scales."""
+        """Creates the table; `of_tokens` says whether tensor ranks may divide the scaled tokens."""
         super().__init__(context.config, parts=len(spec.slots))
         self.spec = spec
         rows = torch.zeros(spec.rows, width, dtype=context.config.params_dtype)
@@ -43,7 +46,7 @@ class SlotTable(AdaLNModule):
     def forward(self, timestep: TimestepConditioning) -> tuple[AdaLN, ...]:
         table_RD = self.table.float()
         shared_MX = timestep.of_rows.get(self.spec.shared)
-        if shared_MX is None:  # one row, of any level
+        if shared_MX is None:  # one row for all timesteps
             rows = table_RD[:, None].unbind()
         else:
             shared_MRD = shared_MX.float().unflatten(1, table_RD.shape)
@@ -59,7 +62,7 @@ class SlotTable(AdaLNModule):
 
 
 class CaptionAttending(CrossAttending):
-    """Runs cross-attention to captions whose rows the layer may scale and shift."""
+    """Runs cross-attention to caption states, which the layer may scale and shift."""
 
     part: AttendToCaption  # type: ignore[reportIncompatibleVariableOverride]
 

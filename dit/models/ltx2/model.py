@@ -1,6 +1,5 @@
-"""LTX-2: a row of latents and one of sound, which attend to their captions and to each other."""
-
-# T packed tokens of a stream, C patch features, M level rows, N samples, L text tokens
+"""LTX-2: streams of latents and of sound, which attend to their captions and to each other."""
+# T packed tokens of a stream, C patch features, M timesteps, N samples, L text tokens
 # D width of a stream, E width of a text, X any width
 
 from __future__ import annotations
@@ -52,28 +51,29 @@ from dit.models.stacks.stacked_transformer import Blocks, Output, Shapes, Stacke
 from dit.pack_wire import to_device
 
 ROWS = {TOKENS: (LATENTS, TEXT), SOUND_TOKENS: (SOUND, SOUND_TEXT)}
-"""(stream in a pack, text that it attends to) of each row of tokens."""
+"""Maps the name of a stream in the layers to (its name in a pack, name of its text)."""
 SCALES_BETWEEN, GATES = 4, 1
-"""Number of vectors that all layers share for the attention between the streams: scales and shifts
-of its inputs, and the gate of its output."""
+"""Numbers of shared vectors for the attention between the streams: 4 scales and shifts of its
+inputs, and 1 gate of its output."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamLayout:
-    """The streams of a pack, with masks and samples of their tokens, which all layers share."""
+    """The streams of a pack, and properties of their tokens that all layers share."""
 
     streams: Mapping[str, TokenStream]
-    """The streams by the name of their row of tokens."""
+    """The streams by name, `TOKENS` or `SOUND_TOKENS`."""
     per_sample: Mapping[str, PerSample]
+    """The timesteps of the tokens, by the name of the stream."""
     hears_T1: Tensor | None
-    """1 for the latents' tokens of samples with sound, else 0, float32 [T, 1], for
-    `Crossing.has_keys_T1`; None: all samples have sound."""
+    """`Crossing.has_keys_T1` of latents, float32 [T, 1]: 1 for tokens of samples with sound, else
+    0; None: all samples have sound."""
 
 
 class LevelRows(nn.Module):
-    """Maps timesteps [M] to vectors [M, n D] that all layers share, and their embedding [M, D].
+    """Maps timesteps [M] to (shared modulation vectors [M, rows * D], timestep embedding [M, D]).
 
-    It is `LTX2AdaLayerNormSingle` of Diffusers.
+    The arithmetic is that of Diffusers' `LTX2AdaLayerNormSingle`.
     """
 
     def __init__(self, width: int, rows: int, config: TransformerConfig):
@@ -88,7 +88,7 @@ class LevelRows(nn.Module):
 
 
 class CaptionProjection(nn.Module):
-    """Maps captions [L, E], whole on every rank, to the width [L, D] of a stream."""
+    """Maps caption states [L, E] to the width of a stream, [L, D]; ranks compute all tokens."""
 
     def __init__(self, inputs: int, width: int, dtype: torch.dtype):
         super().__init__()
@@ -100,7 +100,7 @@ class CaptionProjection(nn.Module):
 
 
 class StreamEmbedding(MegatronModule):
-    """Embeds the inputs of one stream: tokens, timesteps, and the captions that it attends to."""
+    """Embeds the inputs of one stream: tokens, timesteps, and the captions to which it attends."""
 
     def __init__(self, model: Ltx2Config, context: BuildContext, row: str):
         config = context.config
@@ -117,7 +117,7 @@ class StreamEmbedding(MegatronModule):
         self.gates = LevelRows(width, GATES, config)
         self.text_levels = self.text_embedder = self.connector = None
         if model.text_modulation is TextModulation.TOLD:
-            # Every tensor rank has all rows of captions, and the whole gradient.
+            # Every tensor rank has all caption tokens, and the whole gradient.
             whole = copy(config)
             whole.sequence_parallel = False
             self.text_levels = LevelRows(width, 2, whole)
@@ -128,11 +128,10 @@ class StreamEmbedding(MegatronModule):
             self.connector.requires_grad_(False)
 
     def caption(self, text_LE: Tensor, starts: Sequence[int], per_sample: PerSample) -> Tensor:
-        """The caption rows [rows, D] that layers attend to, from those of the shards [L, E].
+        """The caption states to which layers attend, from the states `text_LE` in the shards.
 
-        With connectors there are `connector_rows` rows for each sample, else L. `starts` has the
-        first row of each sample and the end of the last; `per_sample` says which kernels may be
-        used.
+        They are [L, D], or with connectors [N * `connector_rows`, D]; without projections D is E.
+        `starts` are the N + 1 offsets of the samples; `per_sample` says which kernels may be used.
         """
         if self.connector is not None:
             with torch.no_grad():
@@ -141,11 +140,11 @@ class StreamEmbedding(MegatronModule):
 
 
 class Ltx2Network(StackedTransformer):
-    """Denoiser of LTX-2: predicts the velocity of each noisy token of a pack, in both streams.
+    """Denoiser of LTX-2: predicts the velocity of each noisy token of both streams of a pack.
 
-    The arithmetic is that of Diffusers' `LTX2VideoTransformer3DModel`. The noisy sound is
-    `NoisyTokens` of the pack's stream `sound`. Without that stream the sound's layers process
-    zeros, which change nothing, and the output is that of the latents alone.
+    The arithmetic is that of Diffusers' `LTX2VideoTransformer3DModel`. The noisy sound is in
+    `NoisyTokens` of the pack's stream `sound`. For a pack without this stream, the sound's layers
+    process zeros, to which latents do not attend, and the output has only the latents.
     """
 
     shares_samples = True
@@ -183,12 +182,12 @@ class Ltx2Network(StackedTransformer):
         return [*super().parameters_without_gradient(), *unused]
 
     def streams(self, batch: PackedBatch) -> dict[str, TokenStream]:
-        """The streams of a pack by the names of their rows; without sound one is `_idle`."""
+        """The streams of the pack by name; if it has no sound, that stream is `_idle`."""
         sound = batch.others.get(SOUND)
         return {TOKENS: batch, SOUND_TOKENS: self._idle(batch) if sound is None else sound}
 
     def _idle(self, batch: PackedBatch) -> TokenStream:
-        """A stream of sound that no sample has: zeros, so that each weight has a gradient."""
+        """A stream of zeros for a pack without sound, so that each weight has a gradient."""
         rows, device = self.model.token_multiple, batch.segment_T.device
         last_T = torch.full((rows,), batch.num_samples - 1, device=device)
         nothing_T = torch.zeros(rows, dtype=torch.bool, device=device)
@@ -233,12 +232,12 @@ class Ltx2Network(StackedTransformer):
         return shapes
 
     def _source(self, row: str) -> str:
-        """Name of the text in shards from which the captions of the row `row` are made."""
+        """Name, in the shards, of the text to which the stream `row` attends."""
         one_text = self.model.has_connectors and self.model.text_projections
         return TEXT if one_text else ROWS[row][1]
 
     def _text_starts(self, batch: PackedBatch, row: str) -> Sequence[int]:
-        """N + 1 offsets of the samples in the captions that the row `row` attends to."""
+        """The N + 1 offsets of the samples in the text to which the stream `row` attends."""
         if self.model.has_connectors:
             rows = self.model.connector_rows
             return range(0, rows * batch.num_samples + 1, rows)
@@ -276,7 +275,7 @@ class Ltx2Network(StackedTransformer):
             own_M, samples = levels[row], batch.num_samples
             across_M = own_M
             if self.model.cross_levels is CrossLevels.OTHER:
-                # Of noisy and of clean tokens.
+                # Repeated for noisy and for clean tokens.
                 across_M = levels[others[row]][:samples].repeat(len(own_M) // samples)
             blocks[row] = made.patches(self.my_tokens(inputs[row].to(dtype)))
             rows_MX, blocks[_t_emb(row)] = made.levels(own_M)
@@ -351,9 +350,9 @@ class Ltx2Network(StackedTransformer):
         return AttendedRows(rows_LE=blocks[_text(row)], spans=spans)
 
     def _owners(self, batch: PackedBatch) -> Mapping[str, PerSample]:
-        """The samples that own the rows of each text, by the name of the text.
+        """The sample of each token of each text, by the name of the text.
 
-        If captions do not depend on the noise level, all rows count as rows of sample 0.
+        If the modulation of captions does not depend on the timestep, it is 0 for all tokens.
         """
         found = dict[str, PerSample]()
         told = self.model.text_modulation is TextModulation.TOLD

@@ -1,7 +1,4 @@
-"""Lumina Image 2.0 in Diffusers: names of tensors, config.json, pipelines, its network's calls.
-
-Its class is `Lumina2Transformer2DModel`.
-"""
+"""Lumina Image 2.0 in Diffusers, `Lumina2Transformer2DModel`: tensor names, config.json, calls."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ _TABLE = NameTable(
 
 
 def _linears(stack: str) -> dict[str, str]:
-    """Diffusers' names of the linears in a stack, by their names in the original project."""
+    """Diffusers' names of the linears in the stack `stack`, by their original names."""
     attention, mlp = f"{stack}.*.attention", f"{stack}.*.feed_forward"
     made = " ".join(f"{stack}.*.attn.to_{letter}" for letter in "qkv")
     names = {f"{attention}.qkv": made, f"{attention}.out": f"{stack}.*.attn.to_out.0"}
@@ -68,7 +65,7 @@ KEYS = ConfigKeys(
         Key("sample_size", default=128),
         *lumina_keys(layers=(26, 2), largest=AXES_LENS),
         Key("norm_eps", default=EPS),
-        Key("scaling_factor", default=1.0),  # nothing reads it
+        Key("scaling_factor", default=1.0),  # not used
         Key("cap_feat_dim", "crossattn_emb_size", 1024),
     ),
     kept=(OwnKey("patch_temporal", PositiveInt, published=lambda _: 1),),

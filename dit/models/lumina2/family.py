@@ -28,10 +28,11 @@ from dit.models.registry import imported
 
 EPS = 1e-5
 AXES_LENS = (300, 512, 512)
-"""Lengths of Diffusers' rotary tables: index in the sequence, row, column."""
+"""Lengths of Diffusers' rotary tables, for index in the sequence, row and column."""
 
 LONGEST_TEXT = AXES_LENS[0] - 1
-"""Largest number of caption tokens; the picture's index follows those of the caption."""
+"""Largest number of caption tokens: the picture has the index after them, which must be in the
+table, too."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"lumina2": {}}
 """Fields of `model` by size name, from config.json of Alpha-VLLM/Lumina-Image-2.0."""
@@ -76,7 +77,7 @@ FAMILY = Family(
     parts={**JOINT_PARTS, "context_refiner": "text"},
     diffusers=imported("dit.models.lumina2.diffusers:FORM"),
     inputs=_inputs,
-    positions=grid_positions,  # the network adds the length of the caption to the first number
+    positions=grid_positions,  # the network adds the length of the caption to the first axis
     weights=WeightRules(zero=ADALN_ZERO),
     objective=ObjectiveConventions(
         settings=EVEN_STEPS,

@@ -1,4 +1,4 @@
-"""Lumina Image 2.0: separate refiners of latents and of text, then layers over both in one row."""
+"""Lumina Image 2.0: separate refiners of latents and of text, then joint layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Lumina2Network(RefinedTransformer):
 
     sign, tells_data_part = FAMILY.objective.sign, FAMILY.objective.tells_data_part
     theta = 10_000.0
-    told_divisor = 1000.0  # its own level lies in [0, 1]
+    told_divisor = 1000.0  # the network's timestep is in [0, 1]
 
     def __init__(
         self, model: Lumina2Config, groups: ProcessGroupCollection, vp_stage: int | None = None

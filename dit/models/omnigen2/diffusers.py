@@ -1,9 +1,9 @@
-"""OmniGen2 in its own public code: tensor names, config.json, pipelines, calls of its network.
+"""OmniGen2 in its public code, `OmniGen2Transformer2DModel`: names, config.json, pipeline, calls.
 
-Diffusers has no class for it; that of its code is `OmniGen2Transformer2DModel`.
+Diffusers has no class for OmniGen2; in this module, "Diffusers" stands for the public code.
 """
 
-# D model width, N numbers of a picture
+# D model width, N embeddings of the index of a reference
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ _TABLE = NameTable(
 
 def _rules(t: Any) -> list[Rule]:
     scale = t.timestep_scale
-    told = (scale == ALL_NOISE, f"timestep_scale={scale:g}, not {ALL_NOISE:g}")
+    told = (scale == ALL_NOISE, f"timestep_scale={scale:g} must be {ALL_NOISE:g}")
     return [*lumina_rules(t, eps=EPS), told]
 
 
 _LARGEST = (10_000, 10_000, 10_000)
-"""Lengths of the published rotary tables: index in the sequence, row, column."""
+"""Lengths of the published rotary tables, for index in the sequence, row and column."""
 KEYS = ConfigKeys(
     keys=(
         *lumina_keys(layers=(26, 2), largest=_LARGEST),
@@ -82,7 +82,7 @@ KEYS = ConfigKeys(
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, _: OmniGen2Config
 ) -> Tensor:
-    """Output of the public code's network for one sample, with its pipeline's sign."""
+    """The output [C, 1, H, W] of the public code's network, negated as by its pipeline."""
     import torch
     from diffusers.models.embeddings import get_1d_rotary_pos_embed
 
@@ -106,7 +106,10 @@ def _run_network(
 
 
 def _sampling(scheduler: Mapping[str, Any]) -> dict[str, Any]:
-    """Sampling options from a scheduler's file, which may switch off the shift by tokens."""
+    """Sampling options from `scheduler`, the content of scheduler_config.json.
+
+    The file may switch off the shift by the number of tokens.
+    """
     return {} if scheduler.get("dynamic_time_shift", True) else {"shift_base_tokens": None}
 
 

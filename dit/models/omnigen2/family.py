@@ -35,12 +35,12 @@ from dit.models.registry import imported
 
 EPS = 1e-5
 MOST_REFERENCES = 5
-"""Largest number of references: the number of embeddings of pictures that the network has."""
+"""Largest number of references; the network has an embedding for each of them."""
 _SIDE = 2
-"""Side of a patch in latent cells."""
+"""Side of a patch in latent pixels."""
 LEVELS: Mapping[str, Any] = {**EVEN_STEPS, "shift_base_tokens": 40**2 // _SIDE**2}
-"""Keys of `objective` as in the pipeline, whose scheduler shifts by sqrt(rows * columns) / 40 of
-the latent: no shift for 400 tokens."""
+"""Keys of `objective` as in the pipeline, whose scheduler shifts noise levels by
+sqrt(rows * columns) / 40 of the latent; for 400 tokens this is 1, no shift."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"omnigen2": {}}
 """Fields of `model` by size name, from options/ft.yml of the public code."""
@@ -62,10 +62,10 @@ class OmniGen2Config(HasReferences, GroupedRefinedConfig):
     """A named size (omnigen2) or `custom`."""
     family: str = "omnigen2"
     num_layers: int = 32
-    """Number of layers over text, references and target together."""
+    """Number of joint layers of text, references and target."""
     num_refiner_layers: int = bounded(2, most=MOST_REFINER_LAYERS)
-    """Number of refiner layers of each of three stacks before the joint layers: over the target,
-    over each reference, and over text."""
+    """Number of layers of each of three refiners before the joint layers: for the target, for each
+    reference, and for text."""
     hidden_size: int = 2520
     num_attention_heads: int = 21
     num_kv_heads: int = bounded(7, most=2**14)
@@ -80,14 +80,13 @@ class OmniGen2Config(HasReferences, GroupedRefinedConfig):
             *super().own_sizes(),
             (
                 self.patch_spatial == _SIDE,
-                f"patch_spatial={self.patch_spatial}: levels of {self.title} are shifted by the"
-                f" tokens of {_SIDE} x {_SIDE} cells that published networks have; leave it at"
-                f" {_SIDE}",
+                f"patch_spatial={self.patch_spatial} must be {_SIDE}, as in the published network:"
+                f" the shift of noise levels of {self.title} depends on it",
             ),
             (
                 first is None or first >= refined,
-                f"route_from={first}: {self.title} refines whole pictures in its first {refined}"
-                f" layers; let the route begin at {refined} or later",
+                f"route_from={first} must be {refined} or more: the first {refined} layers of"
+                f" {self.title} are refiners, which need all tokens",
             ),
         ]
 

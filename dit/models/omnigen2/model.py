@@ -1,4 +1,4 @@
-"""OmniGen2: separate refiners of target, references and text, then layers over all in one row."""
+"""OmniGen2: separate refiners of target, references and text, then joint layers."""
 
 # T latent tokens, C patch features, P pictures of a sample, D model width
 
@@ -16,7 +16,7 @@ from dit.models.omnigen2.family import FAMILY, MOST_REFERENCES, OmniGen2Config, 
 from dit.models.stacks.refined_transformer import RefinedTransformer
 
 _NUMBER = 3
-"""Axis of positions that counts references from 1; 0 for the target."""
+"""Axis of positions with the index of a reference, from 1; it is 0 for the target."""
 
 
 class OmniGen2Network(RefinedTransformer):
@@ -27,7 +27,7 @@ class OmniGen2Network(RefinedTransformer):
 
     sign, tells_data_part = FAMILY.objective.sign, FAMILY.objective.tells_data_part
     theta = 10_000.0
-    told_divisor = wave_scale = 1000.0  # the order of roundings of the public code
+    told_divisor = wave_scale = 1000.0  # divided, then multiplied: the rounding of the public code
     text_axes = 3
     refines_references = True
 

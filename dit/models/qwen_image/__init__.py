@@ -1,6 +1,6 @@
-"""Qwen-Image and its editing forms, as Diffusers' `QwenImageTransformer2DModel` computes them.
+"""Qwen-Image and Qwen-Image-Edit, with the arithmetic of Diffusers' `QwenImageTransformer2DModel`.
 
 family     fields, sizes, rules; inputs; layers, from which parameters and operations follow
-model      the network: double-stream layers alone; positions of text outside of all pictures
+model      the network: double-stream layers; positions of text lie outside those of pictures
 diffusers  names of tensors, config.json, pipelines, names in other projects
 """

@@ -1,10 +1,7 @@
-"""Qwen-Image in Diffusers: names of tensors, config.json, pipelines, and how its network is run.
+"""Qwen-Image in Diffusers, `QwenImageTransformer2DModel`: names, config.json, pipelines, calls."""
 
-Its class is `QwenImageTransformer2DModel`.
-"""
-
-# D model width, F width of the MLP, W cosines and sines of the level, E text width, K head width
-# C numbers in a token, L text tokens
+# D model width, F width of the MLP, W width of the sinusoidal timestep embedding, E text width
+# K head width, C numbers in a token, L text tokens
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ if TYPE_CHECKING:
     from dit.batch import LatentSample
 
 CLASS = "QwenImageTransformer2DModel"
-_LONGEST_SIDE = 2 * 4096  # in patches: its table of angles has 4096 rows for either sign
+_LONGEST_SIDE = 2 * 4096  # in patches: Diffusers' table has 4096 positive and 4096 negative rows
 
 
 _ROWS = (
@@ -51,7 +48,7 @@ _ROWS = (
     ),
     *HEAD_ROWS,
 )
-# ComfyUI and diffusion-pipe name linears as Diffusers does, musubi-tuner with underscores for dots.
+# ComfyUI and diffusion-pipe have Diffusers' names; musubi-tuner has underscores instead of dots.
 _matrices = [name for row in _ROWS if len(row.shape) == 2 for name in row.theirs]
 LINEARS = {name.removesuffix(".weight"): name.removesuffix(".weight") for name in _matrices}
 
@@ -66,20 +63,26 @@ def _rules(t: Any) -> list[Rule]:
     return [
         (
             t.in_channels == features,
-            f"in_channels={t.in_channels}, and patch_size={t.patch_size} with"
-            f" out_channels={channels} goes with {features}",
+            f"in_channels={t.in_channels} must be {features} for patch_size={t.patch_size} and"
+            f" out_channels={channels}",
         ),
-        (not t.guidance_embeds, "guidance_embeds=true"),
-        (not t.use_additional_t_cond, "use_additional_t_cond=true (Qwen-Image-Layered)"),
-        (not t.use_layer3d_rope, "use_layer3d_rope=true (Qwen-Image-Layered)"),
+        (not t.guidance_embeds, "guidance_embeds=true must be false"),
+        (
+            not t.use_additional_t_cond,
+            "use_additional_t_cond=true must be false (Qwen-Image-Layered is not supported)",
+        ),
+        (
+            not t.use_layer3d_rope,
+            "use_layer3d_rope=true must be false (Qwen-Image-Layered is not supported)",
+        ),
     ]
 
 
 def _references(t: Any) -> int:
-    """Largest number of references of published weights with the config.json `t`.
+    """`model.reference_latents` of published weights with the config.json `t`.
 
-    `zero_cond_t` marks those of Edit-2511; for all others it is 0. Nothing in the file tells
-    Qwen-Image from Qwen-Image-Edit, whose samples may have a picture or none.
+    Only `zero_cond_t`, the mark of Edit-2511, tells a network with references. The files of
+    Qwen-Image and Qwen-Image-Edit are equal, so for them it is 0.
     """
     return MOST_REFERENCES if t.zero_cond_t else 0
 
@@ -108,8 +111,8 @@ def _inexpressible(model: QwenImageConfig) -> list[str]:
     if model.ffn_hidden_size == 4 * model.hidden_size:
         return []
     return [
-        f"model.mlp_ratio={model.mlp_ratio} cannot be exported: Diffusers' {CLASS} has MLPs of 4"
-        " times the hidden size"
+        f"model.mlp_ratio={model.mlp_ratio:g} cannot be exported: 4 is fixed in Diffusers' {CLASS}."
+        " Train with model.mlp_ratio=4 to export"
     ]
 
 
@@ -118,7 +121,7 @@ _PICTURES = {
     "QwenImageEditPipeline": 1,
     "QwenImageEditPlusPipeline": MOST_REFERENCES,
 }
-"""Number of pictures to edit that each pipeline takes."""
+"""Largest number of pictures to edit in each pipeline."""
 
 
 def _pipeline(name: str) -> Pipeline:
@@ -128,7 +131,11 @@ def _pipeline(name: str) -> Pipeline:
         fits = (count > 0) == (model.reference_latents > 0)
         shows = "pictures" if count else "no picture"
         return [
-            (fits, f"model.reference_latents={model.reference_latents}, and {name} shows {shows}")
+            (
+                fits,
+                f"model.reference_latents={model.reference_latents}, but {name} passes {shows} to"
+                " edit",
+            )
         ]
 
     return Pipeline(settings={"reference_latents": count} if count else {}, rules=rules)
@@ -146,7 +153,7 @@ def _run_network(
     latents += [x for name, x in sample.others.items() if name.startswith(REFERENCE)]
     patch = (1, model.patch_spatial)
     grids, rows = zip(*(patchify(x, *patch) for x in latents), strict=True)
-    # Diffusers' network needs a row of text; one that is masked is none.
+    # Diffusers' network needs at least one text token; for an empty text it is masked.
     is_text_L = torch.ones(max(len(sample.text_LE), 1), dtype=torch.bool)
     text_LE = pad(sample.text_LE, (0, 0, 0, len(is_text_L) - len(sample.text_LE)))
     is_text_L[len(sample.text_LE) :] = False

@@ -1,4 +1,4 @@
-"""The family `qwen_image`: its fields, sizes, rules, inputs and layers."""
+"""The family `qwen_image`, Qwen-Image: its fields, sizes, rules, inputs and layers."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from dit.models.positions import PositionRule
 
 SCALE = 1000
-"""Ratio of the network's timestep to t, as in all schedulers of Diffusers."""
+"""Timestep of the schedulers of Diffusers divided by t."""
 
 MOST_REFERENCES = 3
-"""Largest number of pictures to edit; `QwenImageEditPlusPipeline` itself has no limit."""
+"""Largest number of pictures to edit in our network; Diffusers' pipeline has no limit."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {
     "qwen_image": {},
@@ -91,11 +91,12 @@ class QwenImageConfig(ModelConfig):
         return [
             (
                 0 <= count <= MOST_REFERENCES,
-                f"reference_latents={count} must lie in [0, {MOST_REFERENCES}]",
+                f"reference_latents={count} must be between 0 and {MOST_REFERENCES}",
             ),
             (
                 not self.clean_references or count > 0,
-                "clean_references=true needs reference_latents of 1 or more; set it to false",
+                "clean_references=true needs reference_latents of at least 1; set"
+                " clean_references=false, or raise reference_latents",
             ),
             even_axes(self),
         ]
@@ -113,7 +114,7 @@ def _positions(_: QwenImageConfig) -> PositionRule:
 
 
 def _codec(model: QwenImageConfig) -> str:
-    """Name of codec and text encoder; for edits the text encoder also sees the pictures."""
+    """The name of the VAE and text encoder; for edits, the encoder also sees the pictures."""
     if not model.reference_latents:
         return "qwen_image"
     return "qwen_image_edit_2511" if model.clean_references else "qwen_image_edit"
@@ -126,12 +127,12 @@ def _inputs(model: QwenImageConfig) -> tuple[SampleInput, ...]:
 
 
 def qwen_image_stack(model: QwenImageConfig) -> StackSpec:
-    """The layers of Qwen-Image; no later layer reads the last one's text, so it is not computed."""
+    """The specification of Qwen-Image's double-stream layers."""
     layer = double_layer(**joint_layer_parts(model))
     return StackSpec(name="blocks", count=model.num_layers, layer=layer)
 
 
-# scheduler_config.json of the published weights: mu is linear in the tokens of the latent.
+# From scheduler_config.json of the published weights: the shift depends on the number of tokens.
 _PUBLISHED = {
     "time_shift_type": "exponential",
     "max_shift": 0.9,
@@ -154,7 +155,7 @@ FAMILY = Family(
     diffusers=imported("dit.models.qwen_image.diffusers:FORM"),
     inputs=_inputs,
     positions=_positions,
-    # Gates and the last layer start closed, as is usual of adaLN-Zero (arXiv:2212.09748).
+    # Gates and the output linear start at zero, as in adaLN-Zero (arXiv:2212.09748).
     weights=WeightRules(zero=("*modulation.linear.weight", "*proj_out.weight")),
     objective=ObjectiveConventions(
         settings=EVEN_STEPS,

@@ -1,7 +1,6 @@
-"""Qwen-Image: latents and text in separate rows, which attend to each other in every layer."""
-
-# T latent tokens, L text tokens, M level rows, N samples, C patch features, D model width
-# E text width, A axes of a position, X cosines and sines of a level
+"""Qwen-Image: double-stream layers, in which latents and text attend to each other."""
+# T latent tokens, L text tokens, M timesteps, N samples, C patch features, D model width
+# E text width, A axes of a position, X width of a sinusoidal embedding
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ class QwenImageNetwork(JointTransformer):
     ) -> Blocks:
         dtype = self.config.params_dtype
         text_LE = self.my_tokens(layout.text.of(batch.text_LE.to(dtype)))
-        # As the pipelines do: they divide their 1000 t, and the embedding multiplies again.
+        # Rounded as in Diffusers: pipelines divide by 1000, and the embedding multiplies by it.
         wave_MX = sinusoid(level_M / SCALE, LEVEL_WAVES, scale=SCALE).to(dtype)
         return {
             "hidden": self.patches(self.my_tokens(x_TC.to(dtype))),
@@ -70,10 +69,11 @@ class QwenImageNetwork(JointTransformer):
 
 
 def text_positions(lengths: Sequence[int], grids: Sequence[Sequence[Grid]]) -> Tensor:
-    """Positions [L, 3] float32 of texts with these `lengths`, in samples with pictures of `grids`.
+    """The positions [L, 3], float32, of the text tokens of samples.
 
-    All axes of a token have the same position: its index in the text plus half of the longest side
-    of the sample's pictures, in tokens.
+    `lengths` are the numbers of text tokens of the samples, `grids` the grids of their pictures. A
+    token has the same position on all axes: its index in the text plus half of the longest side of
+    the sample's pictures, in tokens.
     """
     rows = [
         torch.arange(length) + max(side // 2 for grid in pictures for side in grid[1:])

@@ -1,9 +1,6 @@
-"""Qwen-Image-2.1 in Diffusers: names of tensors, config.json, pipelines, calls of its network.
+"""Qwen-Image-2.1 in Diffusers, `QwenImage21Transformer2DModel`: names, config.json, calls."""
 
-Its class is `QwenImage21Transformer2DModel`.
-"""
-
-# D model width, F width of the MLP, W cosines and sines of the level, E text width
+# D model width, F width of the MLP, W width of the sinusoidal timestep embedding, E text width
 # C numbers in a token, L text tokens
 
 from __future__ import annotations
@@ -39,9 +36,9 @@ if TYPE_CHECKING:
 
 CLASS = "QwenImage21Transformer2DModel"
 PATCH = 1
-"""Side of a patch in latent cells."""
+"""Side of a patch in latent pixels."""
 SLOT = SIDES**2
-"""Number of tokens of a picture for each of its slots in the text encoder's output."""
+"""Number of a picture's tokens for each of its placeholder tokens in the text encoder's output."""
 _COLUMN = TensorSplit.COLUMN
 _LAYERS = SequentialNames(
     norms=(),
@@ -78,14 +75,17 @@ _TABLE = NameTable(
     layers=lambda model: {"blocks": model.num_layers},
 )
 QWEN_IMAGE21_NAMES = own_names(_TABLE)
-"""Diffusers' names of linears by their names in ComfyUI and trainers, which are equal."""
+"""Diffusers' names of linears, mapped to themselves: ComfyUI and trainers use the same names."""
 
 
 def _rules(t: Any) -> list[Rule]:
     channels = t.out_channels or t.in_channels
     return [
-        (channels == t.in_channels, f"out_channels={channels} with in_channels={t.in_channels}"),
-        (t.eps == EPS, f"eps={t.eps:g}, not {EPS:g}"),
+        (
+            channels == t.in_channels,
+            f"out_channels={channels} must be equal to in_channels={t.in_channels}",
+        ),
+        (t.eps == EPS, f"eps={t.eps:g} must be {EPS:g}"),
     ]
 
 
@@ -121,15 +121,18 @@ def _inexpressible(model: QwenImage21Config) -> list[str]:
     ratio = model.mlp_ratio
     if ratio == int(ratio):
         return []
-    return [f"model.mlp_ratio={ratio} cannot be exported: {CLASS} takes whole numbers"]
+    return [
+        f"model.mlp_ratio={ratio} cannot be exported: Diffusers' {CLASS} takes only whole numbers."
+        " Train with a whole number to export"
+    ]
 
 
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: QwenImage21Config
 ) -> Tensor:
-    """Output of Diffusers' network for one sample.
+    """The output [C, 1, H, W] of Diffusers' network for one sample.
 
-    The text has zeros in the places of pictures, because the network does not read states there.
+    The network replaces the states of placeholder tokens by pictures, so these states are zeros.
     """
     import torch
     from torch.nn.functional import pad
@@ -142,7 +145,8 @@ def _run_network(
     grids, rows = zip(*pictures, strict=True)
     texts = [sample.inputs.get(name, sample.text_LE[:0]) for name in text_names(model)]
     slots = [len(one) // SLOT for one in rows]
-    # A text stands before each reference, all others before the target, whose slots end the mask.
+    # There is a text before each reference, and all other texts before the target. The placeholder
+    # tokens of the target are the last ones in the mask.
     before, after = texts[: len(references)], texts[len(references) :]
     pairs = zip(before, slots, strict=False)
     text_LE = torch.cat([*(pad(text, (0, 0, 0, n)) for text, n in pairs), *after])
@@ -169,7 +173,7 @@ FORM = DiffusersForm(
     original_names=(QWEN_IMAGE21_NAMES,),
     comfyui_names=lambda _: QWEN_IMAGE21_NAMES,
     pipelines={"QwenImage21Pipeline": Pipeline(rules=partial(patch_rules, rows=PATCH))},
-    # Its table of angles has 1024 rows and columns on either side of the middle of a picture.
+    # Diffusers' table has 1024 rows and columns on either side of the middle of a picture.
     largest_latent=lambda model: (1, *(2 * 1024 * model.patch_spatial,) * 2),
     run_network=_run_network,
 )

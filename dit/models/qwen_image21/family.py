@@ -54,14 +54,14 @@ EPS = 1e-6
 THETA = 10_000.0
 """Base of the rotary frequencies on all axes."""
 VECTORS: Mapping[str, int] = {"blocks": 4, "out": 1}
-"""Number of modulation vectors (scales, gates) that all layers share, and of the head's."""
+"""Number of modulation vectors (scales, gates) of all layers together, and of the head."""
 MOST_REFERENCES = 10
 SIDES = 2
-"""Number of latent cells that must divide a picture's sides: a slot in the text encoder's output
-covers 2 x 2 cells."""
+"""Number that must divide the latent rows and columns of a picture: a placeholder token in the text
+encoder's output stands for 2 x 2 latent pixels."""
 TITLE = "Qwen-Image-2.1"
 CODEC = "qwen_image21"
-"""Name of the codec and of the text encoder."""
+"""Name in `dit.codecs` of the VAE and of the text encoder."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"qwen_image21": {}, "qwen_image21_turbo": {}}
 """Fields of `model` by size name, from config.json of Qwen/Qwen-Image-2.1 and its Turbo."""
@@ -89,7 +89,7 @@ class QwenImage21Config(HasReferences, ModelConfig):
     """A named size (qwen_image21, qwen_image21_turbo) or `custom`."""
     family: str = "qwen_image21"
     num_layers: int = 32
-    """Number of layers, each over latents and text jointly."""
+    """Number of layers; each computes latents and text jointly."""
     hidden_size: int = 4096
     num_attention_heads: int = 32
     """Number of attention heads."""
@@ -101,7 +101,7 @@ class QwenImage21Config(HasReferences, ModelConfig):
     """Widths of a head rotated by index in the sequence, by row, and by column; their sum is the
     head's width."""
     causal_condition: bool = True
-    """Whether text and references have noise level 0; if not, they have the level of their
+    """Whether text and references have timestep 0; if not, they have the timestep of their
     sample."""
     reference_latents: OfInputs[int] = bounded(0, most=MOST_REFERENCES, least=0)
 
@@ -113,9 +113,9 @@ class QwenImage21Config(HasReferences, ModelConfig):
             attends_to_no_padding(self, TITLE),
             (
                 first is None or not count,
-                f"route_from={first}: texts between the pictures of {TITLE} see whole pictures, of"
-                f" which a route leaves out a part, and reference_latents={count}; set route_from"
-                " and route_to to null, or reference_latents to 0",
+                f"route_from={first} must be null, and route_to, too, because"
+                f" reference_latents={count}: texts after a reference of {TITLE} attend to all its"
+                " tokens, and token routing would leave some out. Or set reference_latents=0",
             ),
         ]
 
@@ -133,7 +133,7 @@ class QwenImage21Config(HasReferences, ModelConfig):
 
 
 def qwen_image21_stack(model: QwenImage21Config) -> StackSpec:
-    """The layers of the network, which share one set of modulation vectors (`VECTORS`)."""
+    """The specification of the layers, which share one set of modulation vectors (`VECTORS`)."""
     width = model.hidden_size
     attention = AttentionSpec(width=width, heads=model.num_attention_heads, eps=EPS)
     mlp = FeedForwardSpec(width=width, hidden=model.ffn_hidden_size, activation=Activation.SWIGLU)
@@ -146,12 +146,12 @@ def qwen_image21_stack(model: QwenImage21Config) -> StackSpec:
 
 
 def text_names(model: QwenImage21Config) -> tuple[str, ...]:
-    """Names of a sample's texts in their order: one before each reference, then the caption."""
+    """The names of a sample's texts, in order: one before each reference, then the caption."""
     return (*(f"text_before_{n}" for n in range(model.reference_latents)), "text")
 
 
 def _inputs(model: QwenImage21Config) -> tuple[SampleInput, ...]:
-    # Of the encoder's states, which see the pictures before them, and not what comes after them.
+    # These are states of a causal encoder, which sees the pictures before each text.
     before: Any = {"kind": InputKind.TEXT, "width": model.crossattn_emb_size, "required": False}
     before |= {"may_be_empty": True, "null": NullInput.KEPT, "encoder": CODEC}
     *names, _ = text_names(model)
@@ -164,7 +164,7 @@ def _inputs(model: QwenImage21Config) -> tuple[SampleInput, ...]:
 
 
 def _positions(_: QwenImage21Config) -> PositionRule:
-    # The network puts the place in the sequence in the place of the picture's number.
+    # The network replaces the picture number by an index in the sequence.
     return resolve_name("dit.models.positions:CentredPositions")(counts_frames=False)
 
 
@@ -179,7 +179,7 @@ FAMILY = Family(
     diffusers=imported("dit.models.qwen_image21.diffusers:FORM"),
     inputs=_inputs,
     positions=_positions,
-    weights=WeightRules(zero=("modulations.*.weight", "proj_out.weight")),  # as `ADALN_ZERO`
+    weights=WeightRules(zero=("modulations.*.weight", "proj_out.weight")),  # like `ADALN_ZERO`
     objective=ObjectiveConventions(
         settings=EVEN_STEPS, of_size=dict.fromkeys(MODEL_SIZES, _PUBLISHED)
     ),

@@ -1,6 +1,5 @@
-"""Qwen-Image-2.1: sequential layers over a sequence of texts and pictures, block-causal."""
-
-# T packed tokens, L text tokens, N samples, M level rows, C patch features, D model width
+"""Qwen-Image-2.1: layers over a sequence of texts and pictures, with block-causal attention."""
+# T packed tokens, L text tokens, N samples, M timesteps, C patch features, D model width
 # A axes of positions, E text width, R pictures of a sample
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ X = TypeVar("X")
 class QwenImage21Network(JointTransformer):
     """Denoiser of Qwen-Image-2.1: predicts the velocity of each noisy token of a pack.
 
-    Each sample is computed as by Diffusers' `QwenImage21Transformer2DModel`. It is a sequence:
-    texts with references between them, then its picture. A sample has two timestep embeddings: that
-    of its noise level for its picture, and, with `causal_condition`, that of level 0 for texts and
-    references. The first pipeline stage computes all modulations, 5 vectors for each embedding,
-    which are sent with the hidden states.
+    The arithmetic is that of Diffusers' `QwenImage21Transformer2DModel`. A sample is a sequence of
+    texts with references between them, then its picture. It has two timestep embeddings: for its
+    picture that of its noise level; for texts and references that of level 0 with
+    `causal_condition`, else also that of its noise level. The first pipeline stage computes all
+    modulations, 5 vectors per embedding, and sends them with the hidden states.
     """
 
     text_level = 1
@@ -84,7 +83,7 @@ class QwenImage21Network(JointTransformer):
         for (texts, grids), tokens in samples:
             sizes = [math.prod(grid) for grid in grids]
             own = tokens - sum(sizes)
-            # Latents hold the target first, which is the last in the sequence.
+            # The target is the first of the latents, but the last in the sequence.
             firsts = accumulate(sizes, initial=own)
             pictures = [*zip(firsts, sizes, strict=False), (0, own)]
             texts_of = zip(accumulate(texts, initial=0), texts, strict=False)
@@ -93,12 +92,12 @@ class QwenImage21Network(JointTransformer):
         return found
 
     def prepared(self, batch: PackedBatch) -> PackedBatch:
-        """A copy of `batch` in which the first number of a position is an index in the sequence.
+        """A copy of `batch` with positions (index in the sequence, row, column).
 
-        The index replaces the number of the picture among the pictures of its sample.
+        The index replaces the picture number, the first axis of `CentredPositions`.
         """
         places = [_places(*sample)[1] for sample in _samples(batch)]
-        # The target, whose number is 0, stands behind all references.
+        # The target, whose picture number is 0, comes after all references.
         rows = [[own[-1], *own[:-1], *[0] * (1 + MOST_REFERENCES - len(own))] for own in places]
         position_TA = batch.position_TA
         place_NR = to_device(torch.tensor(rows, dtype=position_TA.dtype), position_TA.device)
@@ -107,7 +106,7 @@ class QwenImage21Network(JointTransformer):
         return replace(batch, position_TA=moved_TA)
 
     def text_positions(self, batch: PackedBatch) -> Tensor:
-        """Positions [L, A] of text tokens: their index in the sequence, on all A axes."""
+        """The positions [L, A] of text tokens: their index in the sequence, on all A axes."""
         places = [place for sample in _samples(batch) for place in _places(*sample)[0]]
         place_L = torch.tensor(places, dtype=batch.position_TA.dtype)
         place_LA = place_L[:, None].repeat(1, batch.position_TA.shape[1])
@@ -134,35 +133,36 @@ class QwenImage21Network(JointTransformer):
 
 
 def _texts_in_order(batch: PackedBatch) -> dict[str, tuple[int, ...]]:
-    """Offsets of a pack's texts by name: texts before references in order, then the caption."""
+    """The offsets of samples in each text of a pack, by name; the caption is the last text."""
     names = [name for name in batch.text_offsets if name != TEXT]
     return {name: batch.text_offsets[name] for name in (*names, TEXT)}
 
 
 def _samples(batch: PackedBatch) -> Iterator[tuple[tuple[int, ...], tuple[Grid, ...]]]:
-    """Yields (lengths of its texts in order, grids of its references) for each sample."""
+    """Yields (lengths of the texts in order, grids of the references) for each sample."""
     offsets = _texts_in_order(batch).values()
     lengths = ([stop - start for start, stop in pairwise(of)] for of in offsets)
     return zip(zip(*lengths, strict=True), batch.references, strict=True)
 
 
 def _laid(texts: Sequence[X], pictures: Sequence[X]) -> list[X]:
-    """`texts` and `pictures` in sequence, the last picture (the target) at the end.
+    """`texts` and `pictures` in the order of the sequence; the last picture is the target.
 
-    Each reference follows a text; texts that are left over precede the target.
+    There is a text before each reference, and all other texts before the target.
     """
     *references, target = pictures
     count = len(references)
-    assert len(texts) > count, "a text before each reference, and the caption"
+    assert len(texts) > count, "there must be a text before each reference, and the caption"
     pairs = zip(texts[:count], references, strict=True)
     return [*chain.from_iterable(pairs), *texts[count:], target]
 
 
 def _places(texts: Sequence[int], references: Sequence[Grid]) -> tuple[list[int], list[int]]:
-    """Indices in the sequence of each text token of a sample, and of each of its pictures.
+    """(index in the sequence of each text token of a sample, index of each picture).
 
-    A text token takes one index, a reference as many as its longest side has tokens. The target is
-    the last picture.
+    `texts` are the lengths of the texts, `references` the grids of the references. A text token
+    uses one index, a reference as many as the tokens of its longest side. The target is the last
+    picture.
     """
     of_texts, of_pictures, place = list[int](), list[int](), 0
     sides = [max(grid[1:]) for grid in references]

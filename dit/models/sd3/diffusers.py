@@ -1,7 +1,4 @@
-"""SD3 in Diffusers: names of tensors, config.json, pipeline, and how its network is run.
-
-Its class is `SD3Transformer2DModel`.
-"""
+"""SD3 in Diffusers, `SD3Transformer2DModel`: names of tensors, config.json, pipeline, calls."""
 
 # D model width, F width of the MLP, E text width, K head width, C numbers in a token
 # G rows of the table of positions, V numbers of the modulation of latents in the last layer
@@ -55,7 +52,10 @@ _RMS = "rms_norm"
 
 
 def _layer_rows(stack: str) -> tuple[Row, ...]:
-    """Name-table rows of `stack`; nothing is rotated, and the last layer outputs no text."""
+    """Lines of the name table for our stack `stack`.
+
+    Queries and keys are not rotated, and the last layer outputs no text.
+    """
     ours, theirs = f"{stack}.layers.*", "transformer_blocks.*"
     last, dual = stack == "last_block", stack == "dual_blocks"
     attention: Any = {"rotated": False, "normed": lambda model: model.qk_norm}
@@ -116,7 +116,7 @@ def _together(*names: str) -> str:
     return " ".join(f"{_BLOCK}.{name}" for name in names)
 
 
-# Shift and scale of the last norm, and of the text in the last block, have changed places.
+# `~`: shift and scale of the last norm, and of the text in the last block, are swapped.
 SD3_NAMES: dict[str, str] = {
     "joint_blocks.*.x_block.attn.qkv": _together("attn.to_q", "attn.to_k", "attn.to_v"),
     "joint_blocks.*.x_block.attn2.qkv": _together("attn2.to_q", "attn2.to_k", "attn2.to_v"),
@@ -140,7 +140,7 @@ SD3_NAMES: dict[str, str] = {
     "final_layer.adaLN_modulation.1": "norm_out.linear~",
     "final_layer.linear": "proj_out",
 }
-"""Diffusers' names of linears by their names in Stability's own code."""
+"""Diffusers' names of linears by their names in Stability's code."""
 
 
 def _rules(t: Any) -> list[Rule]:
@@ -149,16 +149,17 @@ def _rules(t: Any) -> list[Rule]:
         outputs_as_inputs(t),
         (
             t.caption_projection_dim == width,
-            f"caption_projection_dim={t.caption_projection_dim} with layers of width {width}",
+            f"caption_projection_dim={t.caption_projection_dim} must be {width}"
+            " (num_attention_heads * attention_head_dim)",
         ),
         (
             t.pos_embed_max_size is not None,
-            "pos_embed_max_size=null; positions are the middle of a table",
+            "pos_embed_max_size=null must be a number: our network needs a table of positions",
         ),
-        (t.qk_norm in (None, _RMS), f"qk_norm={t.qk_norm}, neither null nor {_RMS}"),
+        (t.qk_norm in (None, _RMS), f'qk_norm={t.qk_norm!r} must be null or "{_RMS}"'),
         (
             sorted(dual) == [*range(len(dual))],
-            f"dual_attention_layers={list(dual)}, which are not the first ones",
+            f"dual_attention_layers={list(dual)} must be the first layers, 0, 1, 2, ...",
         ),
     ]
 

@@ -68,7 +68,8 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "sd3": _TINY,
     "sd3.5_medium": _TINY | {"dual_attention_layers": 1},
 }
-"""Keys of `model` for tiny networks (`Family.tiny`). 3.5 large has no layer that medium lacks."""
+"""Keys of `model` for tiny networks (`Family.tiny`). `sd3.5_large` has no entry: `sd3.5_medium` has
+all its kinds of layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +83,8 @@ class Sd3Config(ModelConfig):
     """A named size (sd3, sd3.5_medium, sd3.5_large) or `custom`."""
     family: str = "sd3"
     num_layers: int = 24
-    """Number of double-stream layers, in which latents and text have weights of their own, and
-    attention is over both."""
+    """Number of double-stream layers, in which latents and text have separate weights, but attend
+    to each other."""
     hidden_size: int = 1536
     num_attention_heads: int = 24
     crossattn_emb_size: int = 4096
@@ -96,13 +97,13 @@ class Sd3Config(ModelConfig):
     qk_norm: bool = False
     """Whether queries and keys are normalised (3.5)."""
     dual_attention_layers: int = 0
-    """Number of first layers that have a second attention, among latents only (3.5 medium: 13)."""
+    """Number of layers, from the first on, with a second attention among latents only (3.5 medium:
+    13)."""
     max_size: tuple[int, int, int] = bounded((1, 384, 384), most=2**12, least=None)
-    """Latent frames (1), rows and columns that the table of positions covers; rows equal
-    columns."""
+    """Latent frames (1), rows and columns that the table of positions covers; rows and columns must
+    be equal."""
     sample_size: int = bounded(128, most=2**12)
-    """Positions in a new table go from 0 to this number of latent rows divided by the patch
-    size."""
+    """Number of latent rows over which positions in a new table increase by 1 per token."""
 
     own_stages = ModelConfig.enough_layers
 
@@ -111,13 +112,13 @@ class Sd3Config(ModelConfig):
         return [
             (
                 0 <= self.dual_attention_layers <= max(self.num_layers, 0),
-                f"dual_attention_layers={self.dual_attention_layers} must lie in"
-                f" [0, {self.num_layers}], the number of layers",
+                f"dual_attention_layers={self.dual_attention_layers} must be between 0 and"
+                f" num_layers={self.num_layers}",
             ),
             (
                 frames == 1 and rows == columns >= 1,
-                f"max_size={list(self.max_size)} must be [1, N, N]: the table of positions is a"
-                " square, of pictures",
+                f"max_size={list(self.max_size)} must be [1, N, N]: the table of positions is"
+                " square and has one frame",
             ),
         ]
 
@@ -126,31 +127,31 @@ class Sd3Config(ModelConfig):
             learns_pictures(self, "SD3"),
             (
                 self.max_size[1] % self.patch_spatial == 0,
-                f"max_size={list(self.max_size)} does not divide into patches of"
+                f"max_size={list(self.max_size)} must have rows and columns that are multiples of"
                 f" patch_spatial={self.patch_spatial}",
             ),
             (
                 self.sample_size >= self.patch_spatial,
-                f"sample_size={self.sample_size} is less than one patch of"
+                f"sample_size={self.sample_size} must be at least"
                 f" patch_spatial={self.patch_spatial}",
             ),
             (
                 self.hidden_size % 4 == 0,
-                f"hidden_size={self.hidden_size} does not divide by 4, and the table of positions"
-                " has sines and cosines of rows and of columns",
+                f"hidden_size={self.hidden_size} must be a multiple of 4: an embedding of a"
+                " position has equally many sines and cosines of the row and of the column",
             ),
         ]
 
     @property
     def table_side(self) -> int:
-        """Number of rows, and of columns, of the table of positions, in tokens."""
+        """Number of rows and of columns of the table of positions, in tokens."""
         return self.max_size[1] // self.patch_spatial
 
     @property
     def stack_layers(self) -> dict[str, int]:
-        """Number of layers of each stack by name, in the order in which stacks run.
+        """Number of layers of each stack by name, in the order of the network.
 
-        The last layer is a stack of its own.
+        The last layer is a separate stack.
         """
         dual = min(self.dual_attention_layers, self.num_layers - 1)
         counts = {"dual_blocks": dual, "blocks": self.num_layers - 1 - dual, "last_block": 1}
@@ -176,7 +177,7 @@ def _inputs(model: Sd3Config) -> tuple[SampleInput, ...]:
 
 
 def sd3_stacks(model: Sd3Config) -> tuple[StackSpec, ...]:
-    """The stacks: layers with a second attention, others, and the last, without text output."""
+    """The specifications of the stacks: layers with a second attention, others, and the last."""
     layers = {
         "dual_blocks": _layer(model, dual=True),
         "blocks": _layer(model, dual=False),
@@ -187,9 +188,9 @@ def sd3_stacks(model: Sd3Config) -> tuple[StackSpec, ...]:
 
 
 def _layer(model: Sd3Config, *, dual: bool, last: bool = False) -> LayerSpec:
-    """A double-stream layer; with `dual`, latents also attend to latents alone, in parallel.
+    """A double-stream layer; with `dual`, it has a second attention, among latents only.
 
-    The `last` layer has no weights that would compute the text's output.
+    The two attentions are in parallel. The `last` layer outputs no text.
     """
     parts = joint_layer_parts(model, norm=QkNorm.PER_HEAD if model.qk_norm else QkNorm.NONE)
     attention, mlp = parts["attention"], parts["feed_forward"]
@@ -204,7 +205,7 @@ def _layer(model: Sd3Config, *, dual: bool, last: bool = False) -> LayerSpec:
 
 
 def ends_dual(model: Sd3Config) -> bool:
-    """Whether the last layer has a second attention, too."""
+    """Whether the last layer of `model` has a second attention, too."""
     return model.dual_attention_layers == model.num_layers
 
 
@@ -220,7 +221,9 @@ FAMILY = Family(
     weights=WeightRules(zero=ADALN_ZERO, fixed=(TABLE,)),
     objective=ObjectiveConventions(
         settings={"name": "flow"},
-        of_size={size: {"flow_shift": 3.0} for size in MODEL_SIZES},  # of the published schedulers
+        of_size={
+            size: {"flow_shift": 3.0} for size in MODEL_SIZES
+        },  # from the published schedulers
         clean_level=None,
     ),
     vae=lambda _: "sd3",

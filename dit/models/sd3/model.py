@@ -1,7 +1,6 @@
-"""Stable Diffusion 3: only double-stream layers, over latents with added positions and text."""
-
-# T packed tokens, M level rows, C patch features, D model width, L text tokens, E text width
-# G rows or columns of the table of positions, F frequencies, X sines and cosines of one of them
+"""Stable Diffusion 3: double-stream layers over text and latents with added positions."""
+# T packed tokens, M timesteps, C patch features, D model width, L text tokens, E text width
+# G rows or columns of the table of positions, F frequencies, X sines and cosines of a row or column
 # A axes of a position
 
 from __future__ import annotations
@@ -56,11 +55,11 @@ class Sd3Network(JointTransformer):
 
 
 class PositionTable(nn.Module):
-    """A table with an embedding for each position of a square, which is stored but never trained.
+    """A table with an embedding for each position of a square; it is stored but never trained.
 
-    Published weights include the table. A new one has sines and cosines, first of columns, then of
-    rows, at frequencies 10000^(-i / (D / 4)) (arXiv:2403.03206, Sec. 4; the table of Diffusers'
-    `PatchEmbed`).
+    Published weights include the table. A new table has sines and cosines of the column, then of
+    the row, at frequencies 10000^(-i / (D / 4)) (arXiv:2403.03206, Sec. 4), as in Diffusers'
+    `PatchEmbed`.
     """
 
     table: Tensor
@@ -78,6 +77,6 @@ class PositionTable(nn.Module):
         self.register_buffer("table", table_GGD.flatten(0, 1))
 
     def forward(self, position_TA: Tensor) -> Tensor:
-        """The rows [T, D] of the table at the positions (row, column)."""
+        """The embeddings [T, D] of the positions `position_TA`, (row, column)."""
         row_T, column_T = position_TA.long().unbind(1)
         return self.table[row_T * self.side + column_T]

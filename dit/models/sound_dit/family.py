@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from dit.models.positions import PositionRule
 
 TEXT_OF_SOUND = "text_of_sound"
-"""Name of the caption's rows to which sound attends, among the keys for cross-attention."""
+"""Name in `LayerConditions.keys` of the caption states to which sound attends."""
 BASE_FPS = 24.0
-"""Frame rate in which positions in time are counted, for latents and for sound."""
+"""Positions on the time axis per second, for latents and for sound."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +68,13 @@ class SoundDitConfig(ModelConfig):
     hidden_size: int = 384
     num_attention_heads: int = 6
     sound_channels: Refused[int] = bounded(160, most=2**16)
-    """Channels of a sound's latent: `sound_latent.channels` of the dataset card."""
+    """Number of channels of a sound's latent: `sound_latent.channels` of the dataset card."""
     sound_rate: Refused[float] = bounded(100.0, most=1e6, least=None)
-    """Latent frames of sound per second: wave_rate / wave_frame of `data_prep`."""
+    """Latent frames of sound per second: `data_prep`'s wave_rate / wave_frame."""
     sound_hidden_size: Refused[int] = bounded(192, most=2**17)
     """Width of sound tokens in the layers; a multiple of sound_attention_heads."""
     sound_attention_heads: Refused[int] = bounded(6, most=2**10)
-    """Number of heads of the attention among sound, and of that between sound and frames."""
+    """Number of heads of self-attention of sound, and of attention between sound and frames."""
     streams_meet: Refused[bool] = True
     """Whether frames and sound attend to each other; false: each attends only to itself."""
 
@@ -101,24 +101,24 @@ class SoundDitConfig(ModelConfig):
             ),
             (
                 heads % ranks == 0,
-                f"sound_attention_heads={heads} does not divide by the {ranks} ranks that share"
-                " heads (tensor_model_parallel_size, and context_parallel_size with"
+                f"sound_attention_heads={heads} must be a multiple of {ranks}, the number of ranks"
+                " that divide heads (tensor_model_parallel_size, times context_parallel_size if"
                 " cp_comm_type=a2a)",
             ),
             (
                 int(sound * self.mlp_ratio) % tp == 0,
-                f"the MLP width of sound, {int(sound * self.mlp_ratio)}, does not divide by"
-                f" tensor_model_parallel_size={tp}; choose a divisor of it",
+                f"tensor_model_parallel_size={tp} must divide {int(sound * self.mlp_ratio)}, the"
+                " MLP width of sound (sound_hidden_size * mlp_ratio)",
             ),
             (
                 self.context_parallel_size == 1 or self.cp_comm_type is not ContextComm.P2P,
-                "cp_comm_type=p2p passes one row of tokens round, and this network has two; use a2a"
-                " or all_gather",
+                "cp_comm_type=p2p works for a single sequence of tokens, but this network has two;"
+                " set cp_comm_type=a2a or all_gather",
             ),
             (
                 self.text_pad_to is None,
-                f"text_pad_to={self.text_pad_to} is for published weights of other families; set it"
-                " to null",
+                f"text_pad_to={self.text_pad_to} must be null: padded captions are only for"
+                " published weights of other families",
             ),
         ]
 
@@ -128,7 +128,10 @@ class SoundDitConfig(ModelConfig):
 
 
 def sound_dit_stack(model: SoundDitConfig) -> StackSpec:
-    """The layers, in which frames and sound attend to themselves, to text and to each other."""
+    """The specification of the layers.
+
+    Frames and sound attend to themselves, to text and, with `streams_meet`, to each other.
+    """
     modulation = PerBlockModulation(inputs=model.hidden_size)
     v, s = Modulation("modulation", modulation), Modulation("sound_modulation", modulation)
     width, sound = model.hidden_size, model.sound_hidden_size

@@ -1,6 +1,5 @@
-"""The network of `sound_dit`: a row of latents and a row of sound, which attend to each other."""
-
-# T tokens of a row, S keys of the other row, N samples, M level rows of both streams
+"""The network of `sound_dit`: streams of latents and of sound, which attend to each other."""
+# T tokens of a stream, S keys of the other stream, N samples, M timesteps of both streams
 # C patch features or channels of sound, D model width, X any width, H heads, K head width
 # L text tokens, E text width
 
@@ -43,14 +42,14 @@ from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransfo
 from dit.pack_wire import to_device
 
 Layout = dict[str, PerSample]
-"""For each row of tokens, by its name, the timestep embedding that belongs to each token."""
+"""Maps the name of a stream of tokens to the timesteps of its tokens."""
 
 
 class SoundDit(StackedTransformer):
-    """Denoiser for videos with sound: raw outputs for noisy latents and noisy sound of a pack.
+    """Denoiser for videos with sound: maps noisy latents and noisy sound of a pack to outputs.
 
-    Times of latents and of sound are rotary positions of the attention between them, so that sound
-    and the frames that it belongs to have equal positions.
+    In the attention between latents and sound, rotary positions are times, so that a frame and the
+    sound at the same time have equal positions.
     """
 
     shares_samples = True
@@ -104,7 +103,7 @@ class SoundDit(StackedTransformer):
         return {**places, SOUND_TOKENS: nn.functional.pad(place_T, filling)}
 
     def layout(self, batch: PackedBatch) -> Layout:
-        # Level rows of sound follow those of latents.
+        # The timesteps of sound come after those of latents in `t_emb`.
         sound_T = batch.others[SOUND].level_row_T + batch.num_levels
         return {
             TOKENS: self.per_sample(self.my_tokens(batch.level_row_T)),
@@ -113,7 +112,7 @@ class SoundDit(StackedTransformer):
 
     def embed(self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: Layout) -> Blocks:  # noqa: ARG002
         fed, dtype = batch.others[SOUND].method(NoisyTokens), self.config.params_dtype
-        assert fed is not None, "what the network is fed of the sound"
+        assert fed is not None, "the sound stream has no `NoisyTokens`"
         return {
             TOKENS: self.patches(self.my_tokens(x_TC.to(dtype))),
             SOUND_TOKENS: self.sound_in(self.my_tokens(fed.input_TC.to(dtype))),
@@ -169,7 +168,7 @@ class SoundDit(StackedTransformer):
         )
 
     def head(self, blocks: Blocks, batch: PackedBatch, layout: Layout) -> Any:  # noqa: ARG002
-        """Outputs of both streams, [T, C] each, by their names in a pack."""
+        """The outputs [T, C] of both streams, by the names of the streams in a pack."""
         timestep = TimestepConditioning(t_emb_ND=blocks["t_emb"])
         (video,), (sound,) = self.modulate_out(timestep), self.sound_modulate_out(timestep)
         video_TD = video.modulate(blocks[TOKENS], layout[TOKENS])
@@ -181,9 +180,9 @@ class SoundDit(StackedTransformer):
 
 
 def text_spans(stream: TokenStream, starts: Sequence[int]) -> Spans:
-    """Spans that connect this rank's tokens to the captions of their samples.
+    """Spans for attention of this rank's tokens of `stream` to the captions of their samples.
 
-    `starts` has the first text token of each sample, and the end of the last.
+    `starts` are the N + 1 offsets of the samples' text tokens.
     """
     captions = [(first, stop - first) for first, stop in pairwise(starts)]
     tokens, device = len(stream.segment_T), stream.segment_T.device

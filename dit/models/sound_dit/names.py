@@ -1,12 +1,12 @@
-"""Names of the weights of `sound_dit`, for which Diffusers has no network.
+"""Names of the weights of `sound_dit` in files; Diffusers has no such network.
 
-Adapter files, Muon and `optimizer.groups` take linears apart that ours fuses, such as queries, keys
-and values, so that each has a name here.
+Adapter files, Muon and `optimizer.groups` handle queries, keys and values separately, although our
+network fuses them in one linear. So each of them has a name in this table.
 """
 
-# D width of frames, A of sound, F and G inside their MLPs, E width of text, K and J widths of their
-# heads, M and N numbers of their modulations, C and B numbers of their tokens
-# W cosines and sines of the level
+# of latents, of sound: D, A widths; F, G hidden widths of MLPs; K, J head widths; M, N numbers of
+# modulations; C, B numbers in a token
+# E text width, W width of the sinusoidal timestep embedding
 
 from __future__ import annotations
 
@@ -23,15 +23,20 @@ _HEAD = {"D": "K", "A": "J"}
 
 
 class _StreamWeights(NamedTuple):
-    """The prefix of the names of a stream's weights, and the letters of its sizes."""
+    """Names of a stream's weights, and letters for the stream's sizes."""
 
     prefix: str
+    """Prefix of most names."""
     first: str
     """Name of the linear that embeds the stream's tokens."""
     width: str
+    """Letter for the width of the stream."""
     hidden: str
+    """Letter for the hidden width of the MLP."""
     modulation: str
+    """Letter for the number of outputs of the modulation."""
     numbers: str
+    """Letter for the number of features of a token."""
 
 
 _STREAMS = (
@@ -41,10 +46,10 @@ _STREAMS = (
 
 
 def _attention(ours: str, theirs: str, widths: tuple[str, str, str], **exists: Any) -> list[Row]:
-    """Name-table rows of an attention in all layers.
+    """Lines of the name table for an attention of the layers and its norms.
 
-    `widths` are the letters of three widths: of the tokens that make queries, of those that make
-    keys, and of all heads.
+    `widths` are letters for the width of the queries' tokens, the width of the keys' tokens, and
+    the width of all heads together.
     """
     width, keys, inner = widths
     ours, theirs = f"{_LAYER}.{ours}", f"{_BLOCK}.{theirs}"
@@ -74,7 +79,7 @@ def _attention(ours: str, theirs: str, widths: tuple[str, str, str], **exists: A
 
 
 def _of_stream(one: _StreamWeights) -> list[Row]:
-    """Name-table rows of one stream: its attentions, MLP, modulations, embedding and head."""
+    """Lines of the name table for one stream: attention, MLP, modulations, embedding and head."""
     prefix, width = one.prefix, one.width
     mlp, modulation, out = (f"{prefix}{part}" for part in ("mlp", "modulation", "modulate_out"))
     of_layer = f"{_LAYER}.{modulation}.linear", f"{_BLOCK}.{modulation}.linear"
@@ -129,4 +134,4 @@ TABLE = NameTable(
     sizes=_sizes,
     layers=lambda model: {"decoder": model.num_layers},
 )
-"""Names and shapes of all weights."""
+"""The name table of the network."""

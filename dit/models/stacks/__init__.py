@@ -1,16 +1,15 @@
-"""Layers made of steps, stacks made of layers, networks made of stacks.
+"""Modules that run layer specifications: layers, stacks of layers, and whole networks.
 
-step_layer           a layer: the steps of its specification, over named rows of tokens
-parts                the computations of steps: attention, feed-forward
-views                the tokens of a row that a layer sees, and those that it changes
-stack                layers of one kind: divided into pipeline stages, built, recomputed
-offload              page-locked host memory, which a GPU reads and writes while it computes;
-                     activations that are offloaded to it
+step_layer           a layer, which runs the steps of its specification
+parts                modules for the parts of steps, such as attention and feed-forward
+views                layers that process, or change, only some of the tokens
+stack                layers with equal specifications: pipeline stages, recomputation
+offload              activations in host memory, copied while the GPU computes
 frozen_blocks        frozen matrices in 8 bits, and blocks of them in host memory
-token_routing        layers that see only some tokens in training; other tokens skip them
-stacked_transformer  embed, stacks, head, and the tensors that pipeline stages send on
-cross_transformer    networks with one row of latents and cross-attention to text
+token_routing        layers that process only some tokens in training; other tokens skip them
+stacked_transformer  networks: embedding, stacks, head; tensors sent between pipeline stages
+cross_transformer    networks with self-attention of latents and cross-attention to text
 joint_transformer    networks that attend to latents and text jointly
-refined_transformer  joint networks with refiners of each row, then layers over both (Lumina)
+refined_transformer  joint networks with refiners of latents and of text (Lumina)
 double_single_transformer  joint networks with double-stream, then single-stream layers (FLUX)
 """

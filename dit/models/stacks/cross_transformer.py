@@ -1,6 +1,6 @@
-"""Networks with one row of latents and cross-attention to text (DiT, Wan, LTX).
+"""Networks with self-attention of latents and cross-attention to text (DiT, Wan, LTX).
 
-Published weights of several families attend to captions that are padded with zeros.
+The captions of some published networks are padded with zeros, to which the layers attend.
 """
 
 # T packed tokens, L text tokens, E text width, D model width, K head width
@@ -28,19 +28,19 @@ from dit.models.stacks.stacked_transformer import StackedTransformer
 
 
 def axis_widths(head: int) -> tuple[int, int, int]:
-    """Numbers of a head of width `head` that are rotated by frame, by row and by column.
+    """Widths of a head of width `head` that are rotated by frame, by row and by column.
 
-    Rows and columns get a third each, rounded down to an even number; frames get the rest.
+    Those for row and column are a third of the head each, rounded down to an even number.
     """
     spatial = head // 6 * 2
     return head - 2 * spatial, spatial, spatial
 
 
 class CrossTransformer(StackedTransformer):
-    """A network with cross-attention to text, which is padded to `model.text_pad_to` tokens."""
+    """Base of networks with cross-attention to text, padded to `model.text_pad_to` tokens."""
 
     rotary: RotaryTable | WholeWidthRotary
-    """Rotary positions; each family sets its own."""
+    """The rotary embedding, which each family creates."""
 
     def prepared(self, batch: PackedBatch) -> PackedBatch:
         return pad_text(batch, self.model.text_pad_to)
@@ -58,10 +58,10 @@ class CrossTransformer(StackedTransformer):
         of_parts: Mapping[str, Tensor] | None = None,
         **others: AttendedRows,
     ) -> LayerConditions:
-        """Inputs of every layer besides tokens.
+        """The inputs of every layer besides tokens, for the tokens of `batch` on this rank.
 
-        `others` are more rows for cross-attention by name; `of_parts` are inputs that only parts of
-        one family read.
+        `text_LD` are the text states for cross-attention, and `others` further states, by name.
+        `of_parts` are inputs that only the layers of one family use.
         """
         angles_TK = self.rotary(batch.position_TA)
         text = AttendedRows(rows_LE=text_LD, spans=spans_of(batch, batch.text_starts))
@@ -75,10 +75,10 @@ class CrossTransformer(StackedTransformer):
 
 
 class TextEmbedding(nn.Module):
-    """Embeds the text encoder's output, padding included: two linears [L, E] -> [L, D].
+    """An MLP that embeds text states, padding included: [L, E] -> [L, D].
 
-    Every tensor rank has all rows and their whole gradient, so the weights need no mark for
-    sequence parallelism.
+    Every tensor rank computes all tokens and has the whole gradient of the weights, so gradients
+    are not summed under sequence parallelism.
     """
 
     def __init__(self, model: ModelConfig):
@@ -92,9 +92,9 @@ class TextEmbedding(nn.Module):
 
 
 def spans_of(batch: PackedBatch, starts: tuple[int, ...]) -> Spans:
-    """Spans in which this rank's tokens attend to the text rows of their samples.
+    """Spans for attention of this rank's tokens of `batch` to the text states of their samples.
 
-    `starts` has the first text row of each sample, and the end of the last.
+    `starts` are the N + 1 offsets of the samples' text states.
     """
     rows = [(first, stop - first) for first, stop in pairwise(starts)]
     tokens, device = len(batch.segment_T), batch.segment_T.device
@@ -102,18 +102,18 @@ def spans_of(batch: PackedBatch, starts: tuple[int, ...]) -> Spans:
 
 
 def padded_rows(batch: PackedBatch, length: int | None, text: str = TEXT) -> int:
-    """Number of rows of the text input `text`, if each caption is padded to `length` tokens.
+    """The number of tokens of the text input `text`, with each caption padded to `length` tokens.
 
-    None stands for no padding.
+    If `length` is None, captions are not padded.
     """
     return batch.text_offsets[text][-1] if length is None else length * batch.num_samples
 
 
 def pad_text(batch: PackedBatch, length: int | None) -> PackedBatch:
-    """A copy of the pack with every caption padded by zero vectors to `length` tokens.
+    """A copy of the pack with every caption padded with zeros to `length` tokens.
 
-    With None it is the pack itself. The published weights of Cosmos and of Wan attend to this
-    padding.
+    If `length` is None, the result is `batch` itself. The published weights of Cosmos and Wan
+    attend to this padding.
 
     Raises:
         ValueError: a caption is longer than `length`.
@@ -124,16 +124,18 @@ def pad_text(batch: PackedBatch, length: int | None) -> PackedBatch:
         if stop - start > length:
             raise ValueError(
                 f"the caption of sample {batch.keys[sample]!r} has {stop - start} tokens, more than"
-                f" model.text_pad_to={length}; raise it, or encode shorter captions"
+                f" model.text_pad_to={length}; raise model.text_pad_to, or prepare the data with"
+                " shorter captions"
             )
     starts = tuple(range(0, length * batch.num_samples + 1, length))
     return batch.with_text(TEXT, filled_up(batch.text_LE, batch.text_starts, length), starts)
 
 
 def filled_up(rows_LE: Tensor, starts: Sequence[int], length: int | None) -> Tensor:
-    """The rows of each sample, followed by zeros up to `length` rows; None: `rows_LE` itself.
+    """`rows_LE` with the rows of each sample padded with zeros to `length` rows.
 
-    `starts` has the first row of each sample, and the end of the last.
+    If `length` is None, the result is `rows_LE` itself. `starts` are the N + 1 offsets of the
+    samples.
     """
     if length is None:
         return rows_LE

@@ -1,11 +1,11 @@
-"""Networks of double-stream layers, then single-stream layers, with one text.
+"""Networks of double-stream layers, then single-stream layers, with one text input.
 
-FLUX.1, FLUX.2 and Chroma are such networks; they differ in their modulations. Layers over each row
-of tokens alone may replace the double-stream layers.
+FLUX.1, FLUX.2 and Chroma are such networks, with different modulations. FLUX.3 has separate layers
+of text and pictures instead of double-stream layers.
 """
 
-# T packed tokens, M level rows, C patch features, D model width, L text tokens, E text width
-# X width of what modulations are made of
+# T packed tokens, M timesteps, C patch features, D model width, L text tokens, E text width
+# X width of the timestep embedding
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from dit.models.stacks.stacked_transformer import Blocks
 
 
 class DoubleSingleTransformer(JointTransformer):
-    """Denoiser with double-stream, then single-stream layers: predicts the velocity of each token.
+    """Base of networks with double-stream, then single-stream layers.
 
-    The module `told` embeds the timestep and other numbers of a family, such as the guidance scale.
+    They predict the velocity of each noisy token. The module `told` embeds the timestep and the
+    other conditions of a family, such as the guidance scale.
     """
 
     theta: ClassVar[float] = 10_000.0
@@ -46,9 +47,10 @@ class DoubleSingleTransformer(JointTransformer):
         told: Callable[[TransformerConfig], nn.Module],
         modulate_out: Callable[[BuildContext], nn.Module] | None = None,
     ):
-        """`told` builds the timestep embedding, `modulate_out` the modulation before the head.
+        """Builds the network with these `stacks`.
 
-        `modulate_out` None stands for one linear of the embedding.
+        `told` builds the timestep embedding, `modulate_out` the modulation before the head; None: a
+        linear of the timestep embedding.
         """
         config, width = transformer_config(model), model.hidden_size
         super().__init__(config, model, groups, vp_stage, stacks)
@@ -65,11 +67,11 @@ class DoubleSingleTransformer(JointTransformer):
         self.build_head(JOINT_TOKENS, modulate_out=modulate_out, bias=self.has_biases)
 
     def t_emb(self, level_M: Tensor, batch: PackedBatch) -> Tensor:
-        """The embedding [M, X] of the timesteps `level_M`, which all modulations read."""
+        """The embedding [M, X] of the timesteps `level_M`, from which modulations are computed."""
         raise NotImplementedError
 
     def embedded_patches(self, x_TC: Tensor, batch: PackedBatch) -> Tensor:  # noqa: ARG002
-        """Embeddings [T, D] of the patches `x_TC` of this tensor rank."""
+        """The embeddings [T, D] of the patches `x_TC` of this tensor rank."""
         return self.patches(x_TC)
 
     def embed(

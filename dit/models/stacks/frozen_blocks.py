@@ -1,20 +1,21 @@
-"""Frozen blocks: matrices in 8 bits, and in host memory until they are computed.
+"""Frozen matrices in 8 bits, and blocks (layers) of frozen matrices that wait in host memory.
 
 1. rounded         a matrix in float8_e4m3 (arXiv:2209.05433), with a scale for each of its rows
 2. FrozenMatrix    the matrix of a linear, dequantized for each product and not saved for backward
 3. frozen_product  x W^T, which dequantizes the matrix again in the backward pass
-4. round_blocks    rounds the matrices of all layers to 8 bits, one after the other
-5. ByteRows        a matrix whose rows are bytes with their scale, so that ranks can divide them
-6. place_networks  moves networks to the device, except for `model.blocks_to_swap`
-7. BlockPrefetch   starts to copy the next blocks
-8. WaitingBlock    the matrices of a block in host memory, as one row of bytes
+4. round_blocks    rounds the matrices of all layers to 8 bits
+5. ByteRows        stores a matrix in rows of bytes, each with its scale, so that ranks can divide
+                   the rows
+6. place_networks  moves networks to the device, except for `model.blocks_to_swap` blocks
+7. BlockPrefetch   starts to copy the next swapped blocks to the device
+8. WaitingBlock    the matrices of a swapped block in host memory
 9. Places          buffers on the device, which swapped blocks use in turn
 
-A block is copied while the block before it, in the order of the pass, is computed. Results do not
-depend on the time of the copy, because a product waits for its block.
+A swapped block is copied while the block before it is computed. A product waits until its block is
+copied.
 """
 
-# T rows, I inputs, O outputs (both of this tensor rank)
+# T rows, I inputs, O outputs (of this tensor rank)
 
 from __future__ import annotations
 
@@ -37,14 +38,14 @@ from dit.models.stacks.offload import Arrival, PinnedRows, PlainCopies, copies_o
 
 ROUNDED = torch.float8_e4m3fn
 _FACTOR = torch.float8_e8m0fnu
-"""Dtype of the scales, which are powers of two (OCP Microscaling Formats 1.0, Sec. 5.4.1)."""
+"""Dtype of scales: powers of two (OCP Microscaling Formats 1.0, Sec. 5.4.1)."""
 _MANTISSA, _EXPONENT = 0.875, 9
 """Mantissa and exponent, as by `torch.frexp`, of 448, the largest number of float8_e4m3."""
 _MOST_EXPONENT = 100
-"""Largest exponent of a scale; with larger ones scales, or scaled numbers, overflow in bfloat16 and
-float32."""
+"""Largest exponent of a scale. With larger ones, scales or scaled numbers would overflow in
+bfloat16 and float32."""
 _ALIGNMENT = 256
-"""Alignment in bytes at which products read matrices fastest."""
+"""Alignment of matrices, in bytes, with which matrix products are fastest."""
 _ROW = 16
 """Number of bytes that a GPU thread reads at once."""
 _ROWS = PinnedRows()
@@ -56,12 +57,12 @@ next."""
 def rounded(
     weight_OI: Tensor, *, columns: dist.ProcessGroup | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(matrix in 8 bits [O, I], scale of each row [O], float32).
+    """(matrix [O, I] in 8 bits, scale of each row [O], float32).
 
-    A scale is the smallest power of two with which the row fits, within 2^-100 and 2^100, so
-    dequantized numbers have four significant bits, which bfloat16 holds exactly. `columns` are the
-    ranks that divide the columns of the matrix: all of them call this function, and get the same
-    scales.
+    A scale is the smallest power of two, between 2^-100 and 2^100, with which the row does not
+    overflow. Dequantized numbers have four significant bits, so bfloat16 represents them exactly.
+    `columns` are the ranks that divide the columns of the matrix; all of them must call this
+    function, and get the same scales.
     """
     most_O = weight_OI.abs().amax(dim=1).float()
     if columns is not None and columns.size() > 1:
@@ -76,12 +77,12 @@ def rounded(
 def restored(
     weight_OI: Tensor, factor_O: Tensor, dtype: torch.dtype, *, fused_kernels: bool = False
 ) -> Tensor:
-    """The matrix in `dtype` from 8-bit numbers and row scales `factor_O`, exactly.
+    """The matrix [O, I] in `dtype`: the 8-bit numbers `weight_OI` times the row scales `factor_O`.
 
-    `fused_kernels` allows our kernel, if `kernels_run_on` this device.
+    The result is exact. `fused_kernels` allows our kernel, if it runs on this device.
     """
     if fused_kernels and per_sample.kernels_run_on(weight_OI.device):
-        # Torch reads all modules' sources as an operator is declared: 0.2 s of other runs' starts.
+        # Imported here, because declaring an operator takes 0.2 s, which other runs need not wait.
         from dit.models.kernels.restored_rows import restored_rows
 
         return restored_rows(weight_OI.view(torch.uint8), factor_O.view(torch.uint8), dtype)
@@ -92,23 +93,23 @@ def restored(
 class ByteRows:
     """Storage of an 8-bit matrix in rows of bytes: a row's numbers, its scale, then zeros.
 
-    In this form ranks can divide its rows (`dit.distributed.row_shares.PackedRows`). The zeros
+    Data-parallel ranks can divide such rows (`dit.distributed.row_shares.PackedRows`). The zeros
     align each row for reads of 16 bytes.
     """
 
     width: int
     """Number of matrix elements in a row, one byte each."""
     columns: dist.ProcessGroup | None = None
-    """Ranks that divide the columns of the matrix, which share scales; see `rounded`."""
+    """Ranks that divide the columns of the matrix and need equal scales (see `rounded`)."""
     fused_kernels: bool = False
-    """Whether our kernel may dequantize; see `restored`."""
+    """Whether our kernel may dequantize (see `restored`)."""
 
     def shape(self, whole: torch.Size) -> torch.Size:
-        """Shape of the bytes that store a matrix of shape `whole`, [O, I]."""
+        """The shape of the bytes that store a matrix of shape `whole`, [O, I]."""
         return torch.Size((whole[0], whole[1] // _ROW * _ROW + _ROW))
 
     def pack(self, rows_OI: Tensor) -> Tensor:
-        """The bytes that store the rows `rows_OI`; all ranks of `columns` call it."""
+        """The bytes that store the rows `rows_OI`; all ranks of `columns` must call it."""
         narrow_OI, factor_O = rounded(rows_OI, columns=self.columns)
         bytes_OB = narrow_OI.new_zeros(self.shape(rows_OI.shape), dtype=torch.uint8)
         bytes_OB[:, : self.width] = narrow_OI.view(torch.uint8)
@@ -116,7 +117,7 @@ class ByteRows:
         return bytes_OB
 
     def unpack(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """The matrix rows [O, I] in `dtype`, exactly, from the bytes `rows` that store them."""
+        """The matrix rows [O, I] in `dtype` that the bytes `rows` store, exactly."""
         narrow_OI, factor_O = rows[:, : self.width].view(ROUNDED), rows[:, self.width].view(_FACTOR)
         return restored(narrow_OI, factor_O, dtype, fused_kernels=self.fused_kernels)
 
@@ -126,40 +127,40 @@ class FrozenMatrix:
 
     def __init__(self, linear: Any):
         self._linear, self.dtype = linear, linear.weight.dtype
-        self.rows: ByteRows | None = None  # of a matrix in 8 bits that ranks share
-        self.factor_O: Tensor | None = None  # of another in 8 bits, float8_e8m0fnu
+        self.rows: ByteRows | None = None  # if in 8 bits, and ranks divide its rows
+        self.factor_O: Tensor | None = None  # scales if otherwise in 8 bits, float8_e8m0fnu
         self.fused_kernels = False  # see `restored`
-        self.fetched: Callable[[], Tensor] | None = None  # of one whose place is on the host
+        self.fetched: Callable[[], Tensor] | None = None  # copies it to the device, if on the host
 
     @property
     def weight(self) -> nn.Parameter:
-        """The linear's present weight; with FSDP each pass has another tensor."""
+        """The linear's weight, read anew: with FSDP it is another tensor in each pass."""
         return self._linear.weight
 
     def round(self, device: torch.device, *, columns: dist.ProcessGroup | None) -> None:
-        """Replaces the linear's weight by 8-bit numbers on `device`, and keeps their scales.
+        """Replaces the linear's weight by 8-bit numbers on `device`, and keeps the scales.
 
-        See `rounded` for `columns`.
+        `columns` is as in `rounded`.
         """
         whole = self.weight.detach().to(device)
         self.weight.data, factor_O = rounded(whole, columns=columns)
         self.factor_O = factor_O.to(_FACTOR)
 
     def output_of(self, linear: Adaptable, x_TI: Tensor) -> Tensor:
-        """Output of `linear`, whose matrix this is, for `x_TI`, with communication of tensor ranks.
+        """The output [T, O] of `linear`, whose matrix this is, for the input `x_TI`.
 
-        Outputs are summed over tensor ranks if these divide the inputs. The bias is added last.
+        It includes the communication between tensor ranks, and the bias.
         """
         sharing, bias = linear.tensor_sharing(), getattr(linear, "bias", None)
-        # Transformer Engine's linears without a bias have one without numbers.
+        # Transformer Engine's linears without a bias have an empty tensor.
         bias = None if bias is None or not bias.numel() else bias
         if sharing.axis != 1 or sharing.group is None or sharing.group.size() == 1:
             return frozen_product(sharing.exchanged(x_TI), self, bias)
         out_TO = sharing.exchanged(frozen_product(x_TI, self))
-        return out_TO if bias is None else out_TO + bias  # once, after the sum
+        return out_TO if bias is None else out_TO + bias  # added once, after the sum over ranks
 
     def __call__(self) -> Tensor:
-        """The matrix [O, I] on the device, in the compute dtype."""
+        """The matrix [O, I] on the device, dequantized if it is in 8 bits."""
         weight = self.weight.detach() if self.fetched is None else self.fetched()
         if self.rows is not None:
             return self.rows.unpack(weight, self.dtype)
@@ -169,24 +170,23 @@ class FrozenMatrix:
 
 
 def freeze_matrix(linear: Adaptable) -> FrozenMatrix:
-    """The `FrozenMatrix` of `linear`, which computes its products from now on.
+    """The `FrozenMatrix` of `linear`; creates it if `linear.frozen` is None.
 
-    If `linear.frozen` is None, it is created and set. Each product then dequantizes or fetches the
-    matrix.
+    From then on it computes the products of the linear.
     """
     linear.frozen = linear.frozen or FrozenMatrix(linear)
     return linear.frozen
 
 
 def frozen_product(x_TI: Tensor, matrix: FrozenMatrix, bias_O: Tensor | None = None) -> Tensor:
-    """The output of a linear with a frozen matrix, for `x_TI`; saves no tensor for backward."""
+    """The output [T, O] of a linear with a frozen `matrix`; it saves no tensor for backward."""
     out = _Product.apply(x_TI, bias_O, matrix)
     assert isinstance(out, Tensor)
     return out
 
 
 class _Product(torch.autograd.Function):
-    """Autograd function of a product [T, I] -> [T, O]; keeps no dequantized matrix."""
+    """Autograd function of `frozen_product`, which does not save the dequantized matrix."""
 
     @staticmethod
     def forward(ctx: Any, x_TI: Tensor, bias_O: Tensor | None, matrix: FrozenMatrix) -> Tensor:
@@ -204,20 +204,19 @@ class _Product(torch.autograd.Function):
 
 
 def round_blocks(network: Any, device: torch.device) -> None:
-    """Rounds the matrices of all linears in layers to 8 bits on `device`.
+    """Rounds the matrices of all linears in the layers of `network` to 8 bits on `device`.
 
-    The linears then compute by their `FrozenMatrix` (see `freeze_matrix`). All tensor ranks must
-    call it.
+    The linears then compute by their `FrozenMatrix`. All tensor ranks must call it.
     """
     for matrix, columns in _matrices(network):
         matrix.round(device, columns=columns)
 
 
 def byte_rows(network: Any) -> Iterator[tuple[nn.Parameter, ByteRows]]:
-    """Yields the weight of each linear in a layer, and its storage as rows of bytes.
+    """Yields (weight, its storage as rows of bytes) for each linear in the layers of `network`.
 
-    The linears then compute by their `FrozenMatrix`, which expects bytes in place of the weight:
-    the caller must store the weight so.
+    The linears then compute by their `FrozenMatrix`, which expects that the caller replaces the
+    weight by the bytes.
     """
     for matrix, columns in _matrices(network):
         weight = matrix.weight
@@ -226,9 +225,9 @@ def byte_rows(network: Any) -> Iterator[tuple[nn.Parameter, ByteRows]]:
 
 
 def _matrices(network: Any) -> Iterator[tuple[FrozenMatrix, dist.ProcessGroup | None]]:
-    """Makes the linears of all layers compute by a `FrozenMatrix`, and yields each of these.
+    """Yields (`FrozenMatrix`, ranks that divide its columns or None) for all linears in layers.
 
-    With it comes the group of ranks that divide the matrix's columns, or None.
+    From then on the linears compute by these matrices.
     """
     for layer in _layers(network):
         for one in _linears(layer):
@@ -239,12 +238,12 @@ def _matrices(network: Any) -> Iterator[tuple[FrozenMatrix, dist.ProcessGroup | 
 
 
 def place_networks(networks: Sequence[Any], device: torch.device, *, swapped: int) -> None:
-    """Moves a pipeline stage's networks to the device, except for `swapped` blocks of each.
+    """Moves the networks of a pipeline stage to the device, except for `swapped` blocks of each.
 
-    The frozen matrices of these blocks, and of up to two more, stay in pinned host memory, and
-    share up to two buffers on the device. These blocks are spread evenly over the blocks with
-    frozen matrices, so that there is time to copy one while earlier ones are computed. If fewer
-    blocks have frozen matrices, all of them are swapped.
+    The frozen matrices of these blocks, and of up to two more, stay in pinned host memory, and use
+    up to two buffers on the device in turn. The swapped blocks are spread evenly over the blocks
+    with frozen matrices, so that there is time to copy one while earlier ones are computed. If
+    fewer blocks have frozen matrices, all of them are swapped.
     """
     every = [_waiting_blocks(network, swapped) if swapped else {} for network in networks]
     waiting = [block for blocks in every for block in blocks.values()]
@@ -264,7 +263,7 @@ def place_networks(networks: Sequence[Any], device: torch.device, *, swapped: in
 
 
 def _layers(network: Any) -> list[nn.Module]:
-    """Layers of all stacks of this stage, in the order of the forward pass."""
+    """The layers of all stacks on this pipeline stage, in the order of the forward pass."""
     return [layer for stack in network.stacks.values() for layer in stack.layers]
 
 
@@ -273,10 +272,10 @@ def _linears(layer: nn.Module) -> Iterator[Adaptable]:
 
 
 def _waiting_blocks(network: Any, swapped: int) -> dict[int, WaitingBlock]:
-    """The swapped blocks by the index of their layer on this stage.
+    """Chooses the swapped blocks, by the index of their layer on this stage.
 
-    Their frozen matrices are moved to host memory, and leave the network's weights empty until
-    `settle`.
+    Their frozen matrices are moved to host memory; the network's weights stay empty until
+    `WaitingBlock.settle`.
     """
     frozen = [
         (number, linears)
@@ -284,13 +283,13 @@ def _waiting_blocks(network: Any, swapped: int) -> dict[int, WaitingBlock]:
         if (linears := [one for one in _linears(layer) if one.is_frozen])
     ]
     count = min(swapped + _AT_ONCE, len(frozen))
-    # The last of each of `count` stretches.
+    # The blocks are divided into `count` ranges, and the last block of each is swapped.
     chosen = [frozen[math.ceil((turn + 1) * len(frozen) / count) - 1] for turn in range(count)]
     return {number: WaitingBlock(linears) for number, linears in chosen}
 
 
 class _Part(NamedTuple):
-    """The position of a matrix in the bytes of its block."""
+    """A matrix in the bytes of its block: position, dtype and shape."""
 
     bytes: slice
     dtype: torch.dtype
@@ -304,9 +303,9 @@ class WaitingBlock:
     """The frozen matrices of a swapped block, in pinned host memory."""
 
     def __init__(self, linears: Sequence[Adaptable]):
-        """Moves the matrices of `linears` to host memory; their weights stay empty until `settle`.
+        """Moves the matrices of `linears` to host memory.
 
-        `settle` gives them the host memory.
+        The weights of the linears stay empty until `settle`.
         """
         self.matrices = [freeze_matrix(one) for one in linears]
         self.parts: list[_Part] = []
@@ -319,11 +318,11 @@ class WaitingBlock:
         self.home = empty((end,), dtype=torch.uint8)
         for matrix, part in zip(self.matrices, self.parts, strict=True):
             part.of(self.home).copy_(matrix.weight.detach())
-            # Frees the matrix where it was, block by block: all of them may not fit twice.
+            # Frees the matrix at once, because memory may not suffice for all matrices twice.
             matrix.weight.data = matrix.weight.new_empty(0)
 
     def settle(self, places: Places) -> None:
-        """Makes the linears read their matrices from `places`; the host keeps the weights."""
+        """Makes the linears read their matrices from `places`; the weights stay on the host."""
         for matrix, part in zip(self.matrices, self.parts, strict=True):
             matrix.weight.data = part.of(self.home)
             matrix.fetched = partial(self._fetched, part, places)
@@ -349,10 +348,10 @@ class Places:
         self.held: OrderedDict[WaitingBlock, _Copy] = OrderedDict()
 
     def fetch(self, block: WaitingBlock) -> _Copy:
-        """Starts to copy `block` to the device, unless a buffer has it or is receiving it.
+        """Starts to copy `block` to the device, if no buffer has it, and returns the buffer.
 
-        It returns the buffer and the copy's `Arrival`. Without a free buffer, the block that was
-        used longest ago is overwritten.
+        If no buffer is free, the least recently used block is overwritten. The result also has the
+        `Arrival` of the copy, for which a reader must wait.
         """
         if block not in self.held:
             row = self.free.pop() if self.free else self.held.popitem(last=False)[1].row
@@ -362,27 +361,27 @@ class Places:
         return self.held[block]
 
     def take(self, block: WaitingBlock) -> Tensor:
-        """The buffer with the bytes of `block`; computations queued later wait for the copy."""
+        """The buffer with the bytes of `block`; computations after this call wait for the copy."""
         row, arrival = self.fetch(block)
         self.copies.wait(arrival)
         return row
 
 
 class BlockPrefetch:
-    """Copies swapped blocks to the device before the pass needs them.
+    """Starts to copy swapped blocks to the device before the pass needs them.
 
-    `blocks` has the blocks by the index of their layer.
+    `blocks` has the swapped blocks by the index of their layer.
     """
 
     def __init__(self, blocks: Mapping[int, WaitingBlock], places: Places):
         self.blocks, self.places = dict(sorted(blocks.items())), places
 
     def forward_from(self, number: int) -> None:
-        """Starts to copy the next blocks of the forward pass, from layer `number` on."""
+        """Starts to copy the next swapped blocks of the forward pass, from layer `number` on."""
         self._fetch(n for n in self.blocks if n >= number)
 
     def backward_from(self, number: int) -> None:
-        """Starts to copy the next blocks of the backward pass, from layer `number` down."""
+        """Starts to copy the next swapped blocks of the backward pass, from layer `number` down."""
         self._fetch(n for n in reversed(self.blocks) if n <= number)
 
     def _fetch(self, numbers: Iterable[int]) -> None:

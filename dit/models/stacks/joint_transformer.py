@@ -1,6 +1,6 @@
 """Networks whose layers attend to latents and text jointly (FLUX, Qwen-Image, SD3)."""
 
-# T latent tokens, L text tokens, J tokens of both, N samples, C patch features, A axes of positions
+# T latent tokens, L text tokens, J = T + L, N samples, C patch features, A axes of positions
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ T_EMB = "t_emb"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JointLayout:
-    """Places of a pack's latents and text on this rank, and the noise level of each token."""
+    """The text of a pack on this rank, the joint order, and the timesteps of all tokens."""
 
     text: TextRow
     order: JointOrder
@@ -51,29 +51,28 @@ class JointLayout:
 
 
 class JointTransformer(StackedTransformer):
-    """A network whose layers attend to latents and text jointly.
+    """Base of networks whose layers attend to latents and text jointly.
 
-    Text arrives whole on every rank; `layout.text.of(...)` is this context rank's shard, and
-    `my_tokens` of that is this tensor rank's shard. `embed` returns the rows `hidden` and
-    `text_hidden` and, as `T_EMB`, an embedding of each noise level, which all modulations read. The
-    head that `build_head` makes predicts for all latents of this context rank.
+    Every rank gets the whole text of a pack. `layout.text.of(...)` is this context rank's shard of
+    it, and `my_tokens` of that is this tensor rank's shard. `embed` returns the streams `TOKENS`
+    and `TEXT_TOKENS`, and the timestep embeddings `T_EMB`, from which modulations are computed. The
+    head from `build_head` computes predictions for all latents of this context rank.
     """
 
     shares_samples, unread = True, (TEXT_TOKENS,)
     padding_has_keys: ClassVar[bool] = True
-    """Whether padding that attention processes has keys like real tokens; if not, its keys are
+    """Whether padding to which layers attend has keys like real tokens; if not, its keys are
     zeros."""
     refines_references: ClassVar[bool] = False
-    """Whether references have refiner layers of their own. Then pictures do not attend to each
-    other in layers over latents alone."""
+    """Whether there are separate layers for references. Then pictures of a sample do not attend to
+    each other in layers over latents only."""
     references_meet: ClassVar[bool] = False
-    """Whether, in layers over latents alone, the references of a sample attend to each other."""
+    """Whether the references of a sample attend to each other in layers over latents only."""
     text_level: ClassVar[int] = 0
-    """Which noise levels text has: k means the rows k * N to (k + 1) * N of the table of levels,
-    for N samples; 0: the levels of the samples' noisy tokens."""
+    """Timesteps of text: the k-th group of N rows of `T_EMB`, for N samples; 0 are the timesteps of
+    the samples' noisy tokens."""
     rotary: nn.Module | None
-    """Module that maps the positions of latents, and of text, to rotary angles; a family sets it.
-    None: no rotation."""
+    """The rotary embedding of latents and text, which a family creates; None: no rotation."""
 
     def __init__(
         self,
@@ -87,14 +86,14 @@ class JointTransformer(StackedTransformer):
         check_joint_context(model.cp_comm_type, groups.cp.size())
         self.rotary = None
         shapes = (shape for stack in stacks for shape in stack.layer.attentions)
-        self.attends = {shape.queries for shape in shapes}  # to each other: joint rows, or one
+        self.attends = {shape.queries for shape in shapes}  # kinds of tokens with self-attention
 
     def text_lengths(self, batch: PackedBatch) -> list[int]:
-        """Number of tokens of each sample in all text inputs together; may be zero."""
+        """The number of text tokens of each sample, in all text inputs together; may be 0."""
         return list(batch.text_rows)
 
     def latents_row(self, batch: PackedBatch) -> TokenRow:
-        """The row of latents, including padding that attention processes."""
+        """The stream of latents, including padding to which layers attend."""
         return TokenRow.of_stream(batch, attended=self.model.attended_in(batch))
 
     def sequences(self, batch: PackedBatch) -> Sequence[Sequence[Segment]] | None:  # noqa: ARG002
@@ -105,7 +104,7 @@ class JointTransformer(StackedTransformer):
         return None
 
     def text_positions(self, batch: PackedBatch) -> Tensor:
-        """Positions [L, A] of the whole text on all axes; zeros mean no rotation."""
+        """The positions [L, A] of all text tokens of the pack; zeros mean no rotation."""
         rows = sum(self.text_lengths(batch))
         return batch.position_TA.new_zeros(rows, batch.position_TA.shape[1])
 
@@ -134,9 +133,9 @@ class JointTransformer(StackedTransformer):
         )
 
     def token_places(self, batch: PackedBatch, layout: JointLayout) -> Mapping[str, Tensor]:
-        """Position in the pack, int64, of each token of this context rank, by row name.
+        """The index in the pack, int64, of each token of this context rank, by stream.
 
-        Text is numbered after all latents.
+        Text tokens are numbered after all latents.
         """
         (latents_T,) = super().token_places(batch, layout).values()
         text_L = layout.text.source_L + batch.starts[-1]
@@ -173,9 +172,9 @@ class JointTransformer(StackedTransformer):
         )
 
     def _references(self, batch: PackedBatch) -> Tensor | None:
-        """Mask [T] of the reference tokens among this tensor rank's latents.
+        """The mask [T] of reference tokens among this tensor rank's latents.
 
-        None if the pack has no references, or if references have no layers of their own.
+        None if the pack has no references, or if there are no separate layers for references.
         """
         if not (self.refines_references and any(batch.references)):
             return None
@@ -190,9 +189,9 @@ class JointTransformer(StackedTransformer):
         return self._order(self.latents_row(batch), device=batch.segment_T.device).apart
 
     def _keys(self, batch: PackedBatch, layout: JointLayout) -> Sequence[Tensor | None]:
-        """Masks of the tokens that have keys: of latents, of text and of the joint row.
+        """The masks of tokens that have keys: of latents, of text and of both in joint order.
 
-        A mask is None if all tokens of its row have keys.
+        A mask is None if all tokens have keys.
         """
         attended = self.model.attended_in(batch)
         if self.padding_has_keys or attended == list(batch.num_tokens):
@@ -206,13 +205,13 @@ class JointTransformer(StackedTransformer):
         device: torch.device,
         sequences: Sequence[Sequence[Segment]] | None = None,
     ) -> JointOrder:
-        """Joint order of `rows`: each sample's tokens of the first row, then those of the next."""
+        """The joint order of `rows`: each sample's tokens of the first row, then of the next."""
         shared_by = self.groups.tp if self.config.sequence_parallel else None
         options: Any = {"device": device, "shared_by": shared_by, "sequences": sequences}
         return JointOrder.of(rows, context=self.context, **options)
 
     def rows_beside(self, stack: LayerStack) -> tuple[str, ...]:
-        """The rows that exist while `stack` runs: latents and text, or their joint row."""
+        """The streams that exist while `stack` runs: latents and text, or both as one stream."""
         return stack.hidden if JOINT_TOKENS in stack.hidden else (TOKENS, TEXT_TOKENS)
 
     def _angles(self, batch: PackedBatch, layout: JointLayout) -> Sequence[Angles | None]:
@@ -241,10 +240,10 @@ class JointTransformer(StackedTransformer):
         modulate_out: Callable[[BuildContext], nn.Module] | None = None,
         bias: bool = True,
     ) -> None:
-        """Creates the modulated norm and the linear after the layers, over the row `token_row`.
+        """Creates the modulated norm and the output linear, on the last pipeline stage.
 
-        They exist on the last stage only. `modulate_out` builds the modulation of the norm; None: a
-        linear of the embedding.
+        Their input is the stream `token_row`. `modulate_out` builds the modulation of the norm;
+        None: a linear of the timestep embedding.
         """
         if self.post_process:
             model, config = self.model, self.config
@@ -265,7 +264,7 @@ class JointTransformer(StackedTransformer):
 
 
 class TextFirstTransformer(JointTransformer):
-    """A joint network in which the positions of a picture's tokens follow those of the caption.
+    """Base of joint networks in which positions of pictures follow those of the caption.
 
     On the first axis, the positions of a picture's tokens are shifted by the caption's length plus
     `first_place`.
@@ -274,7 +273,8 @@ class TextFirstTransformer(JointTransformer):
     first_place: ClassVar[int] = 0
     """Position of the first token of a caption on the first axis."""
     text_axes: ClassVar[int] = 1
-    """Number of leading axes on which a caption token has its number as position; 0 on others."""
+    """Number of leading axes on which the position of a caption token is its index plus
+    `first_place`; it is 0 on other axes."""
 
     def prepared(self, batch: PackedBatch) -> PackedBatch:
         position_TA = batch.position_TA

@@ -1,17 +1,17 @@
 """Activations that are offloaded to host memory until the backward pass.
 
 1. on_host          a context in which tensors that autograd saves are copied to the host
-2. OffloadedLayer   the tensors of one layer; `fetch` starts to copy all of them back
-3. settle           after each layer, frees the previous layer's tensors on the device
-4. when_reached     calls `fetch` as soon as the backward pass reaches a layer
-5. StreamCopies     copies on two streams, one for each direction; PlainCopies on a CPU
+2. OffloadedLayer   the offloaded tensors of one layer; `fetch` starts to copy them back
+3. settle           called after each layer; frees the previous layer's tensors on the device
+4. when_reached     calls `fetch` when the backward pass reaches a layer
+5. StreamCopies     copies on two CUDA streams, one for each direction; PlainCopies on a CPU
 
-Computation does not wait for copies to the host. A layer is fetched while the layer after it is
-computed in the backward pass, so computation rarely waits for copies from the host.
+Computation does not wait for copies to the host. In the backward pass, a layer is fetched while the
+layer after it is computed, so computation rarely waits for copies from the host.
 
-Host memory is page-locked (`PinnedRows`), so that a GPU copies during its work. torch's own
-(`pin_memory=True`) rounds each tensor up to a power of two, to at most twice its size
-(at::CachingHostAllocatorImpl::allocate, torch 2.11 to 2.13). Its option against that,
+Host memory is page-locked (`PinnedRows`), so that a GPU can copy while it computes. Torch's
+page-locked memory (`pin_memory=True`) rounds each tensor up to a power of two, to at most twice its
+size (at::CachingHostAllocatorImpl::allocate, torch 2.11 to 2.13). Torch's option against this,
 `pinned_max_round_threshold_mb`, returns blocks that are too small (pytorch/pytorch#192722). So this
 module locks and reuses memory itself.
 """
@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 _PARTS = 16
-"""Number of buffer sizes between two powers of two, so that rounding up adds at most 1/16."""
+"""Number of buffer sizes between two powers of two; rounding up adds at most 1/16."""
 
 
 def lock_pages(address: int, size: int) -> None:
@@ -48,28 +48,28 @@ def lock_pages(address: int, size: int) -> None:
     if int(error):
         raise RuntimeError(
             f"the driver cannot page-lock {size / 2**30:.2f} GiB of host memory"
-            f" ({runtime.cudaGetErrorString(error)}); give the machine or container more memory, or"
-            " lower those of model.blocks_to_swap, model.cpu_offloading_num_layers and"
-            " optimizer.optimizer_cpu_offload that are set"
+            f" ({runtime.cudaGetErrorString(error)}). Give the machine or container more memory,"
+            " lower model.blocks_to_swap or model.cpu_offloading_num_layers, or set"
+            " optimizer.optimizer_cpu_offload=false"
         )
 
 
 class PinnedRows:
     """Allocator of page-locked host tensors, which reuses memory for tensors of similar size.
 
-    A buffer is free as soon as its tensor and all views of it are gone. Code that drops a tensor
-    while it is copied must make the buffer's next use wait for that copy. Memory is never returned
-    to the system.
+    A buffer is free when its tensor and all views of the tensor are deleted. Code that deletes a
+    tensor during a copy must make the buffer's next use wait for that copy. Memory is never
+    returned to the operating system.
     """
 
     def __init__(self, lock: Callable[[int, int], None] = lock_pages):
         self._lock = lock
         self._free: dict[int, list[mmap.mmap]] = defaultdict(list)
         self.bytes = 0
-        """Number of bytes of all buffers, free ones included."""
+        """Bytes of all buffers, free ones included."""
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A page-locked tensor of this shape and dtype with undefined values.
+        """A page-locked tensor of this `shape` and `dtype`, with undefined values.
 
         Raises:
             RuntimeError: the driver cannot lock this much memory.
@@ -92,7 +92,7 @@ class PinnedRows:
 
 
 def row_bytes(size: int) -> int:
-    """Size in bytes of a buffer for `size` bytes: whole pages, rounded to one of few sizes."""
+    """The bytes of a buffer for `size` bytes: whole pages, rounded up to one of few sizes."""
     part = max(mmap.PAGESIZE, 2 ** (size.bit_length() - 1) // _PARTS)
     return -(-size // part) * part
 
@@ -100,14 +100,14 @@ def row_bytes(size: int) -> int:
 _SMALL = 1 << 16
 """Size in bytes below which a tensor is not offloaded."""
 Arrival = Any
-"""A CUDA event that follows a copy; None if copies are immediate."""
+"""A CUDA event after a copy; None if the copy was immediate."""
 
 
 class PlainCopies:
-    """Immediate copies, for devices without memory of their own (CPU)."""
+    """Immediate copies, for devices without separate memory (CPU)."""
 
     def to_host(self, kept: Tensor, home: Tensor | None = None) -> tuple[Tensor, Arrival]:
-        """(host copy of `kept`, its `Arrival`); the copy is in `home` if that is not None."""
+        """(host copy of `kept`, its `Arrival`); the copy is written to `home` unless it is None."""
         return kept.clone() if home is None else home.copy_(kept), None
 
     def to_device(
@@ -117,17 +117,17 @@ class PlainCopies:
         return home.to(device, copy=True), None
 
     def overwrite(self, row: Tensor, home: Tensor) -> Arrival:
-        """Copies `home` into `row`, device memory that queued work may still read.
+        """Copies `home` into the device tensor `row`, and returns the copy's `Arrival`.
 
-        It returns the copy's `Arrival`.
+        Computations that were queued before may still read the old values of `row`.
         """
         row.copy_(home)
 
     def wait(self, arrival: Arrival) -> None:
-        """Makes computations that are queued later wait for the copy of `arrival`."""
+        """Makes computations that are queued later wait for the copy with this `arrival`."""
 
     def settle(self) -> None:
-        """Releases device tensors whose copies began before the last layer; called after a layer.
+        """Frees device tensors whose copies began before the last layer; called after each layer.
 
         Computations that are queued later wait for these copies.
         """
@@ -136,10 +136,10 @@ class PlainCopies:
 class StreamCopies(PlainCopies):
     """Copies on separate CUDA streams.
 
-    All memory belongs to the computing stream, whose next tensors reuse it at once. So tensors are
-    held until this stream has waited for their copies. `record_stream` would need no wait, but
-    holds memory until the device is done with it, while Python, which runs ahead of the device by
-    whole layers, allocates new memory for each.
+    Device memory belongs to the computing stream, which can reuse the memory of a deleted tensor at
+    once. So tensors are kept until the computing stream has waited for their copies.
+    `record_stream` would need no such wait. But it frees memory only when the device has finished
+    with it, and Python, which runs ahead of the device by whole layers, would allocate new memory.
     """
 
     def __init__(self, cuda: Any = torch.cuda):
@@ -149,12 +149,12 @@ class StreamCopies(PlainCopies):
         self.under_way: dict[Arrival, Tensor] = {}
         """Device tensors for whose copies the computing stream has not yet waited."""
         self.earlier: list[Arrival] = []
-        """Copies to the host that began before the last layer."""
+        """Copies that began before the last layer."""
 
     def to_host(self, kept: Tensor, home: Tensor | None = None) -> tuple[Tensor, Arrival]:
         if home is None:
             home = self.rows.empty(kept.shape, kept.dtype)
-        # It computes `kept`, and has waited for copies from what was in this row before.
+        # The computing stream computes `kept`, and has waited for earlier copies from `home`.
         self.out.wait_stream(self.cuda.current_stream())
         with self.cuda.stream(self.out):
             home.copy_(kept, non_blocking=True)
@@ -165,9 +165,10 @@ class StreamCopies(PlainCopies):
     def to_device(
         self, home: Tensor, device: torch.device, *, after: Arrival
     ) -> tuple[Tensor, Arrival]:
-        if after in self.under_way:  # still there: no layer has followed
+        if after in self.under_way:  # still on the device, because no layer came after
             return self.under_way[after], after
-        # Otherwise what computes has waited for the copy to the host, and `back` waits for that.
+        # Otherwise the computing stream has waited for the copy to the host, and `back` waits for
+        # the computing stream.
         back = torch.empty(home.shape, dtype=home.dtype, device=device)
         arrival = self.overwrite(back, home)
         self.under_way[arrival] = back
@@ -192,15 +193,15 @@ class StreamCopies(PlainCopies):
 
 @cache
 def copies_of(device: torch.device) -> PlainCopies:
-    """The object that copies between the host and `device`, one for each device."""
+    """The object that copies between the host and `device`; there is one for each device."""
     return StreamCopies() if device.type == "cuda" else PlainCopies()
 
 
 class _Away:
-    """One piece of memory, of tensors saved by autograd, copied to the host."""
+    """The memory of one or more tensors that autograd saved, copied to the host."""
 
     def __init__(self, kept: Tensor, copies: PlainCopies):
-        """`kept` is all of that memory as one tensor of one dimension."""
+        """Starts the copy; `kept` is the whole memory as a tensor of one dimension."""
         self.copies, self.device = copies, kept.device
         self.home, self.left = copies.to_host(kept)
         self.returned: tuple[Tensor, Arrival] | None = None
@@ -217,19 +218,19 @@ class _Away:
         back, arrival = self.returned
         self.to_come -= 1
         if not self.to_come:
-            # Its memory is free after use; a second backward pass fetches it anew.
+            # The device memory is freed after use; a second backward pass would fetch it again.
             self.returned = None
         self.copies.wait(arrival)
         return back
 
 
 class _View:
-    """A tensor saved by autograd, as a view of memory that is on the host."""
+    """A tensor that autograd saved, as a view of offloaded memory."""
 
     def __init__(self, kept: Tensor, away: _Away):
         self.away = away
         away.views += 1
-        # Compiled kernels insist on the strides that they have seen.
+        # Compiled kernels require the same strides in the backward pass.
         self.place = kept.shape, kept.stride(), kept.storage_offset()
 
     def take(self) -> Tensor:
@@ -237,7 +238,7 @@ class _View:
 
 
 class OffloadedLayer:
-    """The tensors in host memory that autograd saved for one layer."""
+    """The offloaded tensors that autograd saved for one layer."""
 
     def __init__(self) -> None:
         self.memory: list[_Away] = []
@@ -250,15 +251,15 @@ class OffloadedLayer:
 
 @contextmanager
 def on_host(layer: nn.Module, shared: Any) -> Iterator[OffloadedLayer]:
-    """A context in which tensors that autograd saves go to host memory, pinned if there is a GPU.
+    """A context in which tensors that autograd saves are copied to host memory.
 
-    It yields the `OffloadedLayer` that holds them. Tensors below 64 KiB, the weights of `layer` and
-    the tensors in `shared` stay on the device. Tensors with common memory, such as values and the
-    product that also has queries and keys, are copied once.
+    It yields the `OffloadedLayer` with these tensors. Tensors below 64 KiB, the weights of `layer`
+    and the tensors in `shared` stay on the device. Tensors that are views of the same memory are
+    copied once.
     """
     staying = {_storage(t) for t in (*layer.parameters(), *_tensors(shared))}
     offloaded = OffloadedLayer()
-    # The tensor is held so that its address stays its own.
+    # The tensors are kept, so that their addresses are not reused meanwhile.
     known: dict[tuple[int, int, torch.dtype], tuple[Tensor, _Away]] = {}
 
     def pack(kept: Tensor) -> Tensor | _View:
@@ -279,13 +280,13 @@ def on_host(layer: nn.Module, shared: Any) -> Iterator[OffloadedLayer]:
         with saved_tensors_hooks(pack, unpack):
             yield offloaded
     finally:
-        known.clear()  # autograd keeps `pack`
+        known.clear()  # because autograd keeps `pack`, and so `known`, alive
 
 
 def when_reached(hidden: Any, fetch: Callable[[], None]) -> None:
-    """Calls `fetch` when the backward pass reaches `hidden`, or the first tensor of a tuple.
+    """Registers `fetch`, to be called when the backward pass reaches `hidden`.
 
-    It is never called if this tensor needs no gradient.
+    For a tuple, the first tensor counts. `fetch` is never called if this tensor needs no gradient.
     """
     row = _row(hidden)
 
@@ -298,9 +299,9 @@ def when_reached(hidden: Any, fetch: Callable[[], None]) -> None:
 
 
 def settle(hidden: Any) -> None:
-    """Frees device tensors whose copies to the host began before the layer that made `hidden`.
+    """Frees device tensors whose copies began before the layer that computed `hidden`.
 
-    The copies of that layer's own tensors may still be running.
+    Copies of that layer's own tensors may still be running.
     """
     copies_of(_row(hidden).device).settle()
 
@@ -314,7 +315,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _tensors(of: Any) -> Iterator[Tensor]:
-    """Tensors in a dataclass or mapping, nested ones included."""
+    """Yields all tensors in a dataclass or mapping, including nested ones."""
     if isinstance(of, Tensor):
         yield of
     elif is_dataclass(of):

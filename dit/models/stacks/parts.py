@@ -1,10 +1,10 @@
-"""The computations of a layer's parts, as specified in `dit.models.layer_spec.steps`.
+"""Modules and computations of a layer's parts, as `dit.models.layer_spec.steps` specifies them.
 
-A part creates modules, which the layer registers by name, and computes an output for each of its
-ports.
+A `RunningPart` creates the modules of a part, which the layer registers by name, and computes an
+output for each of its ports.
 """
 
-# T tokens of a row as this rank holds them, D model width
+# T tokens of a row (a stream of tokens) on this rank, D model width
 
 from __future__ import annotations
 
@@ -38,16 +38,15 @@ class LayerConditions:
 
     timestep: TimestepConditioning
     rows: Mapping[str, RowConditions]
-    """Rotary angles, noise levels and masks of the tokens of each row, by the row's name."""
+    """Rotary angles, timesteps and masks of the tokens of each row, by the name of the row."""
     meetings: Mapping[tuple[str, ...], TokenExchange]
-    """The exchange for attention among rows, by the tuple of names of these rows."""
+    """The exchange for joint attention among rows, by the tuple of their names."""
     keys: Mapping[str, AttendedRows] = field(default_factory=dict)
-    """Rows for cross-attention, such as text, by name; no layer changes them."""
+    """Encoder states for cross-attention, such as text, by name."""
     crossings: Mapping[str, Crossing] = field(default_factory=dict)
-    """Inputs of attention to another row of tokens, by the name of the row of queries; rows without
-    such attention are absent."""
+    """Inputs of attention from one row to another, by the name of the row of queries."""
     of_parts: Mapping[str, Any] = field(default_factory=dict)
-    """Inputs that only parts of one family read, by name."""
+    """Inputs that only parts of one family use, by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,15 +54,15 @@ class JointConditions(LayerConditions):
     """Inputs of layers in which latents and text attend to each other."""
 
     order: JointOrder
-    # bool, of the latents that this rank holds between two matrices; None: no sample has references
+    # bool, whether each latent token of this tensor rank is a reference's; None: no references
     is_reference_T: Tensor | None = None
 
 
 class RunningPart:
-    """A part of one layer, as specified by `part`."""
+    """Base of the modules and computations of a part of one layer; `part` is its specification."""
 
     def __init__(self, part: Any, idle: Collection[Port] = ()):
-        """`idle` are ports of the layer whose output is never used."""
+        """Stores the specification; `idle` are the layer's ports whose output is never used."""
         self.part, self.idle = part, idle
 
     @property
@@ -72,7 +71,7 @@ class RunningPart:
 
     @property
     def is_idle(self) -> bool:
-        """Whether none of the part's outputs is used."""
+        """Whether no output of the part is used."""
         return all(port in self.idle for port in self.ports)
 
     @property
@@ -82,7 +81,7 @@ class RunningPart:
 
     @property
     def unused(self) -> Sequence[str]:
-        """Name patterns of the part's weights whose gradient is zero for any pack."""
+        """Name patterns of the part's weights whose gradient is zero for every pack."""
         return [f"{name}.*" for name in self.idle_modules]
 
     def modules(self, context: BuildContext) -> dict[str, nn.Module]:  # noqa: ARG002
@@ -92,9 +91,9 @@ class RunningPart:
     def outputs(
         self, layer: nn.Module, inputs: Sequence[Tensor], conditions: LayerConditions
     ) -> Sequence[Tensor | None]:
-        """For each port, the output that is added to its row, or None.
+        """The output [T, D] for each port, which is added to its row; None: nothing is added.
 
-        `inputs` are the tokens [T, D] as they enter the ports.
+        `inputs` has the tokens [T, D] of each port, normalised, scaled and shifted.
         """
         raise NotImplementedError
 
@@ -102,8 +101,8 @@ class RunningPart:
 class SelfAttending(RunningPart):
     """Self-attention over one row, or joint attention over two rows.
 
-    If the output of a row is never used, it is not computed; other tokens still attend to the
-    row's.
+    If the output of a row is never used, it is not computed, but tokens of the other row still
+    attend to this row.
     """
 
     part: Attend
@@ -122,7 +121,7 @@ class SelfAttending(RunningPart):
         return [*super().unused, *(f"{name}.q_layernorm.*" for name in queries)]
 
     def attention(self, context: BuildContext, *, output: bool) -> SelfAttention:
-        """The attention module of one row, with or without an output linear."""
+        """The attention module of a row, with or without (`output`) an output linear."""
         in_one_kernel = self.part.in_one_kernel
         return SelfAttention(
             context, self.part.attention, output=output, in_one_kernel=in_one_kernel
@@ -134,7 +133,8 @@ class SelfAttending(RunningPart):
             of_row = replace(context, token_row=port.row)
             found[port.module] = made = self.attention(of_row, output=port.writes)
             if self.part.joined is None and spec.norm is QkNorm.NONE and spec.bias:
-                # Not of the attention over two rows, whose keys have two biases.
+                # Not for joint attention of two rows: their keys have different biases, so these
+                # biases have an effect.
                 linear: Any = made.linear_qkv
                 hold_key_bias(linear.bias, spec.head_width)
         return found
@@ -157,7 +157,7 @@ class SelfAttending(RunningPart):
 
 
 class AttendingAcross(RunningPart):
-    """Attention of the tokens of one row to those of another row."""
+    """Attention of one row's tokens to those of another row, such as of latents to sound."""
 
     part: AttendAcross
 
@@ -173,7 +173,7 @@ class AttendingAcross(RunningPart):
 
 
 class CrossAttending(RunningPart):
-    """Cross-attention of a row's tokens to rows that the layer does not change."""
+    """Cross-attention of a row's tokens to encoder states, which the layer does not change."""
 
     part: AttendTo
 
@@ -193,7 +193,7 @@ class CrossAttending(RunningPart):
 
 
 class Feeding(RunningPart):
-    """The feed-forward of a row."""
+    """A feed-forward on the tokens of a row."""
 
     part: Feed
 
@@ -212,18 +212,18 @@ class Feeding(RunningPart):
 
 
 class AttendingAndFeeding(RunningPart):
-    """Attention and feed-forward in parallel on the same tokens, added with one gate.
+    """Attention and feed-forward in parallel on the same tokens, by two linears.
 
-    The published block is Diffusers' `FluxSingleTransformerBlock`. Tensor ranks gather and sum the
-    tokens once. Both matrices are ordered head by head, each head with its part of the hidden
-    units, so that they can be divided by as many tensor ranks as divide the heads.
+    The arithmetic is that of Diffusers' `FluxSingleTransformerBlock`. Tensor ranks gather inputs
+    and sum outputs once for both. The linears are ordered head by head, each head with some of the
+    hidden units, so that any number of tensor ranks that divides the heads divides the linears.
     """
 
     part: AttendAndFeed
 
     @property
     def each_head(self) -> tuple[int, ...]:
-        """Numbers of outputs of the first matrix for each head: q, k, v and hidden units."""
+        """Numbers of outputs of the first linear for each head: (q, k, v, hidden units)."""
         attention, mlp = self.part.attention, self.part.feed_forward
         wide = mlp.hidden * mlp.activation.inputs // attention.heads
         return *(attention.head_width,) * 3, wide
@@ -233,8 +233,8 @@ class AttendingAndFeeding(RunningPart):
         width, hidden, heads = attention.width, mlp.hidden, attention.heads
         if hidden % heads:
             raise ValueError(
-                f"a single-stream layer shares the {hidden} hidden units of its feed-forward out to"
-                f" {heads} heads: choose a multiple of {heads}"
+                f"the feed-forward of a single-stream layer has {hidden} hidden units, which must"
+                f" be a multiple of its {heads} heads; change model.mlp_ratio"
             )
         context = replace(context, token_row=self.part.port.row)
         options: Any = {"context": context, "bias": attention.bias}

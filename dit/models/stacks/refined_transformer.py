@@ -1,7 +1,7 @@
 """Networks with separate refiners of latents and of text, then joint layers (Lumina, Z-Image)."""
 
-# T packed tokens, M level rows, C patch features, A axes of positions, L text tokens, E text width
-# X width of what modulations are made of
+# T packed tokens, M timesteps, C patch features, A axes of positions, L text tokens, E text width
+# X width of the timestep embedding
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from dit.pack_wire import to_device
 
 
 class RefinedTransformer(TextFirstTransformer):
-    """Denoiser with refiners of latents and of text, then layers over both.
+    """Base of networks with refiners of latents and of text, then joint layers.
 
-    It predicts the velocity of each token. With `ModelConfig.attended_multiple`, learned tokens pad
-    the text and the latents of each sample. Learned text tokens have the positions after the
-    caption, and learned latent tokens have position 0.
+    They predict the velocity of each noisy token. If `model.attended_multiple` is above 1, the text
+    and the latents of each sample are padded with learned tokens. Learned text tokens have the
+    positions after the caption, learned latent tokens position 0.
     """
 
     theta: ClassVar[float]
     """Base of the rotary frequencies."""
     told_divisor: ClassVar[float]
-    """Number by which timesteps, which are in [0, 1000], are divided before they are embedded."""
+    """Divisor of timesteps, which are in [0, 1000], before their sinusoidal embedding."""
     wave_scale: ClassVar[float] = 1.0
-    """Factor of the angles of the timestep's sinusoid, applied after the division."""
+    """Factor of the angles of the timestep's sinusoidal embedding."""
     rounds_angles: ClassVar[bool] = False
-    """Whether rotary angles are rounded to float32 before their cosines are taken."""
+    """Whether rotary angles are rounded to float32 before their cosines are computed."""
 
     def __init__(
         self,
@@ -59,7 +59,10 @@ class RefinedTransformer(TextFirstTransformer):
         *,
         told: tuple[int, int],
     ):
-        """`told` has the output widths of the two linears that embed the timestep."""
+        """Builds the network with these `stacks`.
+
+        `told` has the output widths of the two linears of the timestep embedding.
+        """
         config, width = transformer_config(model), model.hidden_size
         super().__init__(config, model, groups, vp_stage, stacks)
         axes, norm = model.rope_axes, next(stacks[-1].layer.ports).norm
@@ -108,11 +111,11 @@ class RefinedTransformer(TextFirstTransformer):
         return {TOKENS: h_TD, TEXT_TOKENS: text_LD, T_EMB: self.told(wave_MX.to(dtype))}
 
     def embedded_patches(self, x_TC: Tensor, batch: PackedBatch) -> Tensor:  # noqa: ARG002
-        """Embeddings [T, D] of the patches `x_TC` of this tensor rank."""
+        """The embeddings [T, D] of the patches `x_TC` of this tensor rank."""
         return self.patches(x_TC)
 
     def _filled_text(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        """(captions [L, E] padded to `text_lengths`, mask [L]: True for the captions' own rows)."""
+        """(captions [L, E], padded to `text_lengths`; mask [L], False for padding)."""
         text_LE, lengths = batch.text_LE, self.text_lengths(batch)
         starts, device = pairwise(batch.text_starts), text_LE.device
         source_L = torch.full((sum(lengths),), len(text_LE))
@@ -125,7 +128,7 @@ class RefinedTransformer(TextFirstTransformer):
 
 
 class PadToken(nn.Module):
-    """The learned token that pads the text or the latents of samples."""
+    """The learned token with which the text, or the latents, of samples are padded."""
 
     def __init__(self, width: int, config: TransformerConfig):
         super().__init__()

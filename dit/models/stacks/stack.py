@@ -1,7 +1,7 @@
-"""A stack: the layers of one kind on this pipeline stage.
+"""A stack: layers with equal specifications.
 
-1. pipeline_stages  the layers of all stacks, divided into stages
-2. LayerStack       the layers of one stack on a stage: construction, recomputation, names
+1. pipeline_stages  divides the layers of all stacks into pipeline stages
+2. LayerStack       the layers of one stack on a stage: construction, recomputation, offloading
 """
 
 from __future__ import annotations
@@ -38,29 +38,30 @@ from dit.models.stacks.step_layer import StepLayer
 class StageLayers:
     """The layers of one stack on one pipeline stage."""
 
-    first: int  # counted from 0 over the whole stack
+    first: int  # index of the first layer in the whole stack
     count: int
 
 
 def pipeline_stages(
     stacks: Sequence[StackSpec], stages: int, work_of: Callable[[StackSpec], int]
 ) -> list[dict[str, StageLayers]]:
-    """For each pipeline stage, virtual ones included, the layers of each stack by the stack's name.
+    """For each pipeline stage, including virtual ones, its layers of each stack by name.
 
     The division minimises the multiplications of the slowest stage; layers of equal cost are
-    divided evenly. `work_of` returns the multiplications of a layer of a stack.
+    divided evenly. `work_of` returns the multiplications of one layer of a stack.
 
     Raises:
         ValueError: there are fewer layers than stages.
     """
     names = [stack.name for stack in stacks for _ in range(stack.count)]
-    some = 1 < stages < len(names) and len({*names}) > 1  # else the cut is the same by any costs
+    some = 1 < stages < len(names) and len({*names}) > 1  # otherwise costs make no difference
     each = [(work_of(stack) if some else 1, stack.count) for stack in stacks]
     costs = [work for work, count in each for _ in range(count)]
     if len(costs) < stages:
         raise ValueError(
-            f"{len(costs)} layers do not fill {stages} pipeline stages; lower"
-            " model.pipeline_model_parallel_size or model.virtual_pipeline_model_parallel_size"
+            f"the network has {len(costs)} layers, fewer than its {stages} pipeline stages (virtual"
+            " ones included); lower model.pipeline_model_parallel_size or"
+            " model.virtual_pipeline_model_parallel_size"
         )
     plan = []
     for first, last in _balanced(costs, stages):
@@ -75,14 +76,15 @@ def pipeline_stages(
 
 
 def _balanced(costs: Sequence[int], parts: int) -> list[tuple[int, int]]:
-    """Contiguous ranges [first, last) of `costs`, none empty, with the smallest maximum of sums.
+    """Divides `costs` into `parts` adjacent ranges [first, last) with the smallest maximal sum.
 
-    Among equal ones it takes the ranges with the smallest sum of squares.
+    No range is empty. Among divisions with equal maximal sums, it takes the one with the smallest
+    sum of squares.
     """
     ends = [0]
     for cost in costs:
         ends.append(ends[-1] + cost)
-    # (worst part, sum of squares, where the last part begins) of the first i costs
+    # For the first i costs: (largest sum, sum of squares, start of the last range)
     best: list[tuple[int, int, int] | None] = [(0, 0, 0)] + [None] * len(costs)
     begins = []
     for part in range(1, parts + 1):
@@ -105,9 +107,9 @@ def _balanced(costs: Sequence[int], parts: int) -> list[tuple[int, int]]:
 
 
 def token_multiplications(context: BuildContext, spec: StackSpec) -> int:
-    """Multiplications per latent token of the linears of one layer, summed over tensor ranks.
+    """Multiplications per latent token in the linears of one `spec` layer, over all tensor ranks.
 
-    Attention is left out, because it depends on the packs. Layers of references count 0, because
+    Attention is left out, because it depends on the packs. Layers for references count 0, because
     few samples have references.
     """
     if spec.layer.over is RowKind.REFERENCES:
@@ -127,10 +129,9 @@ def token_multiplications(context: BuildContext, spec: StackSpec) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _PipelineSplit:
-    """A substitute for Megatron-Core's `pipeline_model_parallel_layout` with our own division.
+    """A substitute for Megatron-Core's `pipeline_model_parallel_layout`, with our division.
 
-    It returns the number of layers on this stage, and the index of the first. Megatron-Core's own
-    division knows one kind of layers and only even stages.
+    Megatron-Core's own division supports only one kind of layers and stages of equal size.
     """
 
     here: StageLayers
@@ -143,10 +144,11 @@ class _PipelineSplit:
 
 
 class LayerStack(TransformerBlock):
-    """The layers of one kind on this pipeline stage, or on one of its virtual stages.
+    """The layers of one stack on this pipeline stage, or on one of its virtual stages.
 
-    Megatron-Core builds the layers, numbers them over all stages and shards their checkpoint; its
-    own forward cannot pass the additional inputs of a diffusion model's layers.
+    Megatron-Core's `TransformerBlock` builds the layers, numbers them over all stages and shards
+    their checkpoint. `forward` is our own, because Megatron-Core's cannot pass the additional
+    inputs of our layers.
     """
 
     def __init__(
@@ -159,9 +161,10 @@ class LayerStack(TransformerBlock):
         layers_before: int = 0,
         unread: tuple[str, ...] = (),
     ):
-        """`layers_before` is the number of layers of other stacks that this stage runs first.
+        """Builds the layers `here` of the stack `spec`.
 
-        `unread` are the rows whose values are not used after the last layer of the stack.
+        `layers_before` is the number of layers of earlier stacks on this stage. `unread` are the
+        rows that are not used after the last layer of the stack.
         """
         config = copy(context.config)
         config.num_layers = spec.count
@@ -172,15 +175,15 @@ class LayerStack(TransformerBlock):
         super().__init__(config, submodules, pg_collection=context.groups, vp_stage=vp_stage)
         self.model, self.layers_before = context.model, layers_before
         self.hidden: tuple[str, ...] = spec.layer.rows
-        self.turns: BlockPrefetch | None = None  # of blocks that wait on the host
+        self.turns: BlockPrefetch | None = None  # of swapped blocks, if there are any
 
     def forward(  # type: ignore[override]
         self, hidden: Any, conditions: Any, part: tuple[int, int] | None = None
     ) -> Any:
-        """`hidden` after the layers: the tensor of one row of tokens, or a tuple of several.
+        """`hidden` after the layers: the tensor [T, D] of a row, or a tuple for several rows.
 
-        `part` is the range (start, stop) of layers to run, stop exclusive, among the layers on this
-        stage; None: all.
+        `part` is the range (start, stop) of layers to run, stop excluded, among the layers of the
+        stack on this stage; None: all.
         """
         dropout = dropout_rows()
         before: OffloadedLayer | None = None
@@ -207,7 +210,7 @@ class LayerStack(TransformerBlock):
     def _group(
         self, hidden: Any, conditions: Any, dropout: DropoutRows | None, first: int, last: int
     ) -> Any:
-        """Output of layers [first, last); with recomputation autograd saves only `hidden`."""
+        """The output of layers [first, last); with recomputation, autograd saves only `hidden`."""
         if not self._recomputed(first):
             return self._run(hidden, conditions, dropout, first, last)
         return checkpoint(self._run, hidden, conditions, dropout, first, last, use_reentrant=False)
@@ -215,8 +218,8 @@ class LayerStack(TransformerBlock):
     def _run(
         self, hidden: Any, conditions: Any, dropout: DropoutRows | None, first: int, last: int
     ) -> Any:
-        # Here and not around the stack: recomputation comes back to this function, when other packs
-        # have gone forward.
+        # Contexts are entered here, because recomputation calls this function again, possibly after
+        # forward passes of other packs.
         with fp8_products(self.model), dropping(dropout):
             for layer in self.layers[first:last]:
                 hidden = layer(hidden, conditions)
@@ -237,7 +240,7 @@ class LayerStack(TransformerBlock):
         return self._full() and (not block or number < self.model.recompute_num_layers)
 
     def without_gradient(self) -> Sequence[str]:
-        """Name patterns of weights in this stack whose gradient is zero in any pack."""
+        """Name patterns of weights in this stack whose gradient is zero for every pack."""
         return [
             f"layers.{index}.{pattern}"
             for index, layer in enumerate(self.layers)

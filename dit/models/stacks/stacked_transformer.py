@@ -1,9 +1,9 @@
 """Base of the networks of all families: stacks of layers, divided into pipeline stages.
 
-embed -> layers of one stack after another -> head
+A pass is: `embed`, the layers of each stack in order, `head`.
 """
 
-# T tokens of a row (latents, text or both), N samples, M level rows
+# T tokens of a stream (latents, text or both), N samples, M timesteps
 # C patch features, D model width
 
 from __future__ import annotations
@@ -39,33 +39,33 @@ from dit.models.stacks.token_routing import WAITING, RoutedPass, RoutedTokens, k
 from dit.pack_wire import to_device
 
 Blocks = dict[str, Tensor]
-"""Hidden states, and embeddings of a pack's other inputs, by name."""
+"""Hidden states and embeddings of a pack's other inputs, by name."""
 Output = Tensor | Mapping[str, Tensor]
-"""The output for the latents, or a mapping with that of each stream by its name."""
+"""The output for the latents, or a mapping from the names of streams to their outputs."""
 
 
 class StackedTransformer(MegatronModule):
-    """Denoiser: predicts a raw output for each noisy token of a pack.
+    """Base of all networks: maps each noisy token of a pack to an output.
 
     Every sample of the pack has its own timestep, positions and text, and does not attend to other
-    samples. The first pipeline stage embeds all inputs; embeddings of timesteps, positions and text
-    are sent on with hidden states, so that no stage needs a copy of those weights.
+    samples. The first pipeline stage embeds all inputs, and sends the embeddings of timesteps,
+    positions and text with the hidden states, so that later stages need no copy of those weights.
 
-    A family defines, in the order of a pass: `prepared` (adjusts the pack), `layout` (places of
-    tokens, computed once for a pass), `embed`, `conditions` and `head`; and `condition_shapes`, the
-    shapes of the tensors that stages send besides hidden states.
+    A family defines, in the order of a pass: `prepared` (adjusts the pack), `layout` (the order of
+    tokens, computed once for a pass), `embed`, `conditions` and `head`. It also defines
+    `condition_shapes`, the shapes of the tensors that stages send besides hidden states.
     """
 
     shares_samples: ClassVar[bool] = False
-    """Whether every context rank needs an equal shard of each sample."""
+    """Whether each context rank must have an equal shard of every sample."""
     sign: ClassVar[int] = 1
-    """Sign by which the head's output is multiplied, from the family's `ObjectiveConventions`."""
+    """Factor of the head's output, `ObjectiveConventions.sign` of the family."""
     tells_data_part: ClassVar[bool] = False
     """Whether the network embeds 1 - t instead of t; all other code uses t."""
     unread: ClassVar[tuple[str, ...]] = ()
-    """Names of rows that the head does not use; the last layer does not compute them."""
+    """Names of streams that the head does not use; the last layer does not compute them."""
     token_blocks: ClassVar[tuple[str, ...]] = ()
-    """Names, among those of `condition_shapes`, of tensors that have a row for each token."""
+    """Names in `condition_shapes` of tensors that have a row for each token."""
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class StackedTransformer(MegatronModule):
         if model.compile:
             check_compiler()
         super().__init__(config=config)
-        self.model: Any = model  # of its family's own class
+        self.model: Any = model  # the configuration class of the family
         self.groups = groups
-        # What Megatron-Core's schedules ask of any model.
+        # Attributes that Megatron-Core's schedules read.
         self.model_type = ModelType.encoder_or_decoder
         self.share_embeddings_and_output_weights = False
         self.vp_stage = vp_stage
-        self.input_tensor: Tensor | None = None  # of the stage before
+        self.input_tensor: Tensor | None = None  # output of the previous stage
         self.context = Context(
             group=groups.cp, comm=model.cp_comm_type, shares_samples=self.shares_samples
         )
@@ -99,15 +99,15 @@ class StackedTransformer(MegatronModule):
         self.adapter_dropout = 0.0  # `attach_adapters` sets it
 
     def build_stacks(self) -> None:
-        """Creates the stacks as attributes; called between the embedders and the head.
+        """Creates the stacks as attributes; called between the creation of embedders and head.
 
-        The order in which weights register is the order of sums in the norm of the gradient.
+        Weights are summed in the gradient norm in the order in which they are created.
         """
         context = BuildContext(model=self.model, config=self.config, groups=self.groups)
         before, (*_, last) = 0, (spec for spec in self.stack_specs if spec.count)
         for spec in self.stack_specs:
-            # torch's own names are taken: a stack `double` would be found as nn.Module.double.
-            assert not hasattr(self, spec.name), f"a network has {spec.name} already"
+            # Not a name of nn.Module: a stack `double` would be mistaken for nn.Module.double.
+            assert not hasattr(self, spec.name), f"the network has an attribute {spec.name} already"
             here = self.plan[self.stage][spec.name]
             at = {"vp_stage": self.vp_stage, "layers_before": before}
             unread = self.unread if spec is last else ()
@@ -116,11 +116,11 @@ class StackedTransformer(MegatronModule):
 
     @property
     def stacks(self) -> dict[str, LayerStack]:
-        """Stacks by name, in the order of the pass; some have no layers on this stage."""
+        """The stacks by name, in the order of the pass; some may have no layers on this stage."""
         return {spec.name: getattr(self, spec.name) for spec in self.stack_specs}
 
     def parameters_without_gradient(self) -> list[str]:
-        """Name patterns of weights on this stage whose gradient is zero in any pack.
+        """Name patterns of weights on this stage whose gradient is zero for every pack.
 
         They get no weight decay, because no gradient would counteract it.
         """
@@ -133,21 +133,21 @@ class StackedTransformer(MegatronModule):
     def set_input_tensor(self, input_tensor: list[Tensor | None]) -> None:
         """Stores the previous stage's output, [rows, 1, D], or None on the first stage.
 
-        Megatron-Core's schedules call it, with one tensor in the list.
+        Megatron-Core's schedules call this method, with one tensor in the list `input_tensor`.
         """
         self.input_tensor = input_tensor[0]
 
     def hidden_shape(self, batch: PackedBatch) -> list[int]:
-        """Shape of the tensor that stages send for `batch`; the same between all stages."""
-        # Which stage makes no difference: latents and text apart are as many rows as together.
+        """The shape of the tensor that stages send for `batch`, equal between all stages."""
+        # Any stage will do: separate latents and text have as many rows as one joint stream.
         shapes = self.stage_shapes(batch, after=0)
         return [stage_rows(shapes, self.config.hidden_size), 1, self.config.hidden_size]
 
     def forward(self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Output:
-        """Raw network output [T, C], float32; its value on padding tokens is undefined.
+        """The network's output [T, C], float32; it is undefined on padding tokens.
 
-        A pack with other streams gives a mapping with the output of each stream by its name. Every
-        stage but the last returns the next stage's input instead.
+        For a pack with other streams it is a mapping from the names of streams to their outputs.
+        Every pipeline stage but the last returns the next stage's input instead.
         """
         batch = self.prepared(batch)
         layout = self.layout(batch)
@@ -158,13 +158,13 @@ class StackedTransformer(MegatronModule):
 
     @staticmethod
     def data_part(level_M: Tensor) -> Tensor:
-        """1000 - `level_M`, for networks with `tells_data_part`; timesteps are in [0, 1000]."""
+        """The timesteps 1000 - `level_M`, for networks with `tells_data_part`."""
         return ALL_NOISE - level_M
 
     def _dropout_rows(self, batch: PackedBatch, layout: Any) -> DropoutRows | None:
-        """The seed and positions for the dropout of adapters in this pass.
+        """The seed and positions for dropout on the inputs of adapters in this pass.
 
-        None without adapters or in evaluation.
+        None without such dropout, or in evaluation.
         """
         drops = batch.method(AdapterDropout)
         if drops is None or not self.training or not self.adapter_dropout:
@@ -177,9 +177,9 @@ class StackedTransformer(MegatronModule):
         return DropoutRows(seed=drops.seed, places=places, fused_kernels=kernels)
 
     def token_places(self, batch: PackedBatch, layout: Any) -> Mapping[str, Tensor]:  # noqa: ARG002
-        """Position in the pack, int64, of each token of this context rank, by row name."""
+        """The index in the pack, int64, of each token of this context rank, by stream."""
         place_T = to_device(batch.rows(batch.share), batch.segment_T.device)
-        # Alignment of a context rank's part: no other token depends on these rows.
+        # Padding of this context rank gets index 0; no real token depends on it.
         return {TOKENS: pad(place_T, (0, len(batch.segment_T) - len(place_T)))}
 
     def _forward(self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: Any) -> Output:
@@ -205,9 +205,9 @@ class StackedTransformer(MegatronModule):
         return made_TC.float() if self.sign == 1 else -made_TC.float()
 
     def _routed_pass(self, learned: Blocks, batch: PackedBatch) -> RoutedPass | None:
-        """Inputs of the layers inside a token route, from the blocks `learned` of all tokens.
+        """The inputs of the routed layers (token routing), from the blocks `learned` of all tokens.
 
-        None if all layers see all tokens.
+        None if all layers process all tokens.
         """
         route = self.model.token_route
         if route is None or not batch.is_routed:
@@ -227,10 +227,10 @@ class StackedTransformer(MegatronModule):
     def run_stacks(
         self, blocks: Blocks, conditions: Any, routed: RoutedPass | None = None
     ) -> Blocks:
-        """The hidden states by name after the layers of this stage, from the stage's `blocks`.
+        """The hidden states, by name, after the layers of this stage.
 
-        If the stage ends inside a route, they include, as `WAITING`, the tokens that skip the
-        route's layers.
+        If the stage ends between routed layers, they include, as `WAITING`, the tokens that skip
+        these layers.
         """
         hidden = blocks
         for name, stack in self.stacks.items():
@@ -246,9 +246,9 @@ class StackedTransformer(MegatronModule):
     def _run_route(
         self, stack: LayerStack, first: int, hidden: Blocks, conditions: Any, routed: RoutedPass
     ) -> Blocks:
-        """The hidden states after the layers of `stack`, some of which are inside a token route.
+        """The hidden states after the layers of `stack`, some of which are routed layers.
 
-        `first` is the stack's first layer on this stage, counted over all stacks.
+        `first` is the index, over all stacks, of the stack's first layer on this stage.
         """
         tokens, here = routed.tokens, first + len(stack.layers)
         for start, stop, inside in tokens.route.parts(first, here):
@@ -290,15 +290,16 @@ class StackedTransformer(MegatronModule):
         return hidden if stack.hidden[0] in hidden else self.joined(hidden, conditions)
 
     def _first_layer(self, stack: str, stage: int) -> int:
-        """Index, over all stacks, of the first layer of `stack` on the pipeline stage `stage`."""
+        """The index, over all stacks, of the first layer of `stack` on pipeline stage `stage`."""
         names = [spec.name for spec in self.stack_specs]
         before = self.stack_specs[: names.index(stack)]
         return sum(spec.count for spec in before) + self.plan[stage][stack].first
 
     def stage_shapes(self, batch: PackedBatch, *, after: int) -> Shapes:
-        """Shapes by name that the stage `after` sends on: hidden states, then conditions.
+        """The shapes, by name, of the tensors that stage `after` sends to the next stage.
 
-        Inside a token route, tokens that skip it are sent as well.
+        They are hidden states, including tokens that skip routed layers, then the tensors of
+        `condition_shapes`.
         """
         width, rows = self.config.hidden_size, dict(self.hidden_rows(batch))
         *_, last = (s.name for s in self.stack_specs if self.plan[after][s.name].count)
@@ -313,53 +314,56 @@ class StackedTransformer(MegatronModule):
         return shapes | dict(self.condition_shapes(batch))
 
     def my_tokens(self, x_T: Tensor) -> Tensor:
-        """This tensor rank's shard of tokens `x_T`; without sequence parallelism all of them."""
+        """This tensor rank's shard of the tokens `x_T`, or all without sequence parallelism."""
         if not self.config.sequence_parallel:
             return x_T
         return scatter_to_sequence_parallel_region(x_T, group=self.groups.tp)
 
     def per_sample(self, level_row_T: Tensor) -> PerSample:
-        """A `PerSample` for tokens of this tensor rank, with noise levels `level_row_T` [T]."""
+        """A `PerSample` for tokens of this tensor rank with the table rows `level_row_T` [T]."""
         model = self.model
         return PerSample.of(level_row_T, compiled=model.compile, fused_kernels=model.fused_kernels)
 
     def all_tokens(self, x_T: Tensor) -> Tensor:
         """All tokens of the context rank, gathered from the shards `x_T` of its tensor ranks.
 
-        Each tensor rank computes the whole loss, so gradients are not summed.
+        Each tensor rank computes the whole loss, so gradients are not summed over ranks.
         """
         if not self.config.sequence_parallel:
             return x_T
-        # Each tensor rank computes the loss of all tokens: a gradient is not to be summed.
+        # `tensor_parallel_output_grad=False`: gradients are not summed over ranks.
         return gather_from_sequence_parallel_region(
             x_T, tensor_parallel_output_grad=False, group=self.groups.tp
         )
 
     @property
     def token_parts(self) -> int:
-        """Number of tensor ranks that divide the tokens (1 without sequence parallelism)."""
+        """Number of tensor ranks that divide the tokens; 1 without sequence parallelism."""
         return self.groups.tp.size() if self.config.sequence_parallel else 1
 
-    # What a family says.
+    # Methods that families override.
 
     def at_step(self, step: int) -> None:  # noqa: ARG002
-        """Informs the network of the training step, from 1; most networks do not depend on it."""
+        """Sets the training step, counted from 1; most networks do not depend on it."""
         return
 
     def step_values(self) -> dict[str, float]:
-        """Values for the log, by name, that depend on the training step."""
+        """Values for the log that depend on the training step, by name."""
         return {}
 
     def prepared(self, batch: PackedBatch) -> PackedBatch:
-        """The pack as the network needs it, for example with padded text; `batch` is unchanged."""
+        """The pack as the network needs it, for example with padded text.
+
+        `batch` itself is not changed.
+        """
         return batch
 
     def hidden_rows(self, batch: PackedBatch) -> Mapping[str, int]:
-        """Number of rows on this rank of each hidden state, by its name."""
+        """The number of tokens on this rank of each stream of hidden states, by name."""
         return {"hidden": len(batch.segment_T) // self.token_parts}
 
     def hidden_width(self, name: str) -> int:  # noqa: ARG002
-        """Width of the hidden state `name`, by default the model's.
+        """The width of the stream of hidden states `name`, by default the model's width.
 
         A stream of another modality may have another width. Between stages its numbers are sent in
         rows of the model's width.
@@ -367,50 +371,53 @@ class StackedTransformer(MegatronModule):
         return self.config.hidden_size
 
     def condition_shapes(self, batch: PackedBatch) -> Shapes:
-        """Shapes by name of the tensors that stages send besides hidden states.
+        """The shapes, by name, of the tensors that stages send besides hidden states.
 
-        `conditions` and `head` read them. The shapes must depend only on the pack, and be equal on
-        all stages.
+        `conditions` and `head` use these tensors. The shapes must depend only on the pack, and be
+        equal on all stages.
         """
         raise NotImplementedError
 
     def layout(self, batch: PackedBatch) -> Any:
-        """Places and order of the tokens of `batch`; computed once for a pass, on every stage."""
+        """The order and timesteps of the tokens of `batch`, computed once for a pass.
+
+        Every pipeline stage computes it. Its type depends on the family.
+        """
         raise NotImplementedError
 
     def embed(self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: Any) -> Blocks:
-        """Hidden states and the tensors of `condition_shapes`; called on the first stage."""
+        """The hidden states and the tensors of `condition_shapes`; called on the first stage."""
         raise NotImplementedError
 
     def conditions(self, blocks: Blocks, batch: PackedBatch, layout: Any) -> Any:
-        """Inputs of every layer besides the tokens, from the `blocks` that stages send."""
+        """The inputs of every layer besides tokens, from the `blocks` that stages send."""
         raise NotImplementedError
 
     def rows_beside(self, stack: LayerStack) -> tuple[str, ...]:
-        """Names of the hidden states that exist while `stack` runs."""
+        """The names of the streams of hidden states that exist while `stack` runs."""
         return stack.hidden
 
     def joined(self, hidden: Blocks, conditions: Any) -> Blocks:
-        """A mapping with the joint row, made from the separate rows in `hidden`.
+        """A mapping with the joint stream, the input of single-stream layers.
 
-        Single-stream layers read it.
+        It is computed from the separate streams in `hidden`.
         """
         raise NotImplementedError
 
     def parted(self, hidden: Blocks, conditions: Any) -> Blocks:  # noqa: ARG002
-        """`hidden` with separate rows; a joint row in it is split."""
+        """`hidden` with separate streams: a joint stream in it is split."""
         return hidden
 
     def head(self, blocks: Blocks, batch: PackedBatch, layout: Any) -> Output:
         """The output [T, C] for all tokens of this context rank; called on the last stage.
 
-        For a pack with other streams, a mapping with the output of each stream by its name.
+        For a pack with other streams it is a mapping from the names of streams to their outputs.
         """
         raise NotImplementedError
 
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""Shapes of tensors by name, in the order in which stages send them."""
+"""Shapes of tensors by name, in the order in which pipeline stages send them."""
 
 
 def _rows(shape: tuple[int, ...], width: int) -> int:
@@ -418,14 +425,14 @@ def _rows(shape: tuple[int, ...], width: int) -> int:
 
 
 def stage_rows(shapes: Shapes, width: int) -> int:
-    """Number of rows of `width` numbers that hold tensors of `shapes`; each begins a new row."""
+    """The number of rows of `width` numbers for tensors of `shapes`; each tensor starts a row."""
     return sum(_rows(shape, width) for shape in shapes.values())
 
 
 def pack_stage_state(blocks: Mapping[str, Tensor], shapes: Shapes, width: int) -> Tensor:
-    """The tensors `blocks` as rows [rows, 1, `width`], in the order of `shapes`.
+    """The tensors `blocks` as one tensor [rows, 1, `width`], in the order of `shapes`.
 
-    All are converted to the dtype of the hidden states, which come first.
+    All are converted to the dtype of the first tensor, the hidden states.
     """
     parts, dtype = [], blocks[next(iter(shapes))].dtype
     for name, shape in shapes.items():
@@ -436,7 +443,7 @@ def pack_stage_state(blocks: Mapping[str, Tensor], shapes: Shapes, width: int) -
 
 
 def unpack_stage_state(rows: Tensor, shapes: Shapes, width: int) -> dict[str, Tensor]:
-    """The tensors of `shapes` by name, from the `rows` that `pack_stage_state` made of them."""
+    """The tensors of `shapes` by name, from `rows`: the inverse of `pack_stage_state`."""
     parts = rows[:, 0].split([_rows(shape, width) for shape in shapes.values()])
     return {
         name: part.flatten()[: math.prod(shape)].view(shape)

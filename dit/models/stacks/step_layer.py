@@ -1,6 +1,5 @@
-"""A layer of steps, built from its `LayerSpec`."""
-
-# T tokens of a row as this rank holds them, D model width
+"""A layer that is built from its `LayerSpec`."""
+# T tokens of a row (a stream of tokens) on this rank, D model width
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ from dit.models.stacks.views import RunningView
 
 
 class StepLayer(MegatronModule, BaseTransformerLayer):
-    """A layer that runs the steps of a `LayerSpec` one by one, over the rows that they name."""
+    """A layer that runs the steps of a `LayerSpec` in order."""
 
     def __init__(
         self,
@@ -45,7 +44,7 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
         vp_stage: int | None = None,
         unread: tuple[str, ...] = (),
     ):
-        """`unread` are the rows whose values are not used after the last layer of the stack."""
+        """Builds the modules of `spec`; `unread` are rows that are not used after the stack."""
         super().__init__(config=config)
         offset = get_transformer_layer_offset(config, vp_stage, pg_collection.pp.rank())
         self.layer_number = layer_number + offset  # 1-based, over all stages
@@ -70,7 +69,7 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Name patterns of weights in this layer whose gradient is zero in any pack."""
+        """Name patterns of weights in this layer whose gradient is zero for every pack."""
         return tuple(pattern for part in self.parts for pattern in part.unused)
 
     def _made_modules(self, context: BuildContext) -> Iterator[tuple[str, nn.Module]]:
@@ -112,18 +111,18 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
         )
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """The layer's own parameters, or with `recurse` all of them.
+        """The layer's own parameters, or with `recurse` also those of its modules.
 
-        If packs may lack the tokens of this layer, it always yields all. Before a call of a module
-        Megatron-Core's DDP waits for the module's own weights that are being gathered
-        (`ddp.overlap_param_gather`). Without such tokens the modules in this layer are not called,
-        and ranks that see some would gather other weights than ranks that see none.
+        For a layer that may be skipped, because a pack lacks its tokens, it always yields all
+        parameters. Before each call of a module, Megatron-Core's DDP waits until the module's own
+        parameters are gathered (`ddp.overlap_param_gather`). In a skipped layer no modules are
+        called; so ranks that skip it would gather other parameters than ranks that do not.
         """
         whole = self.view is not None and self.view.may_be_absent
         return super().parameters(recurse or whole)
 
     def forward(self, hidden: Any, conditions: Any) -> Any:
-        """The rows after the layer; `hidden` is its row [T, D], or a tuple if it has several."""
+        """`hidden` after the layer: the tensor [T, D] of its row, or a tuple for several rows."""
         several = isinstance(hidden, tuple)
         whole = dict(zip(self.rows, hidden if several else (hidden,), strict=True))
         if self.view is None:
@@ -160,7 +159,7 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
         return None if norm is None else getattr(self, norm.name)
 
     def _slots(self, timestep: TimestepConditioning) -> dict[str, tuple[AdaLN, ...]]:
-        """Scales, shifts and gates of each modulation, by the modulation's name."""
+        """The scales, shifts and gates of all slots of each modulation, by its name."""
         made = {one.name: self._rows_of(one, timestep) for one in self.modulations}
         if self.idle:
             name, (*others, last) = next(iter(made.items()))
@@ -168,9 +167,9 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
         return made
 
     def _rows_of(self, modulation: Modulation, timestep: TimestepConditioning) -> tuple[AdaLN, ...]:
-        """Scale, shift and gate of each slot of `modulation`.
+        """The scale, shift and gate of each slot of `modulation`, for each timestep.
 
-        Tanh is applied to the gates of noise levels, which are fewer than tokens.
+        Tanh is applied to gates here, because there are fewer timesteps than tokens.
         """
         made = getattr(self, modulation.name)(timestep)
         if not modulation.tanh:
@@ -178,9 +177,9 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
         return tuple(replace(one, gate_ND=one.gate_ND.tanh()) for one in made)
 
     def _tied(self, adaln: AdaLN) -> AdaLN:
-        """`adaln`, connected to weights that are not used, so that they get zero gradients.
+        """`adaln`, connected to the unused weights, so that they get zero gradients.
 
-        Without a gradient Megatron-Core's DDP would wait for them, as it does for every weight.
+        Megatron-Core's DDP waits for a gradient of every weight.
         """
         modules = (self.get_submodule(name) for name in self.idle)
         idle_weights = (weight for module in modules for weight in module.parameters())
@@ -190,9 +189,9 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
         return replace(adaln, scale_ND=adaln.scale_ND + 0 * torch.stack(weights).sum())
 
     def _untouched(self, h_TD: Tensor) -> Tensor:
-        """`h_TD` unchanged, but connected to all trained weights, so that their gradients are zero.
+        """`h_TD` unchanged, but connected to all trained weights, so that they get zero gradients.
 
-        DDP waits for a gradient of each weight.
+        Megatron-Core's DDP waits for a gradient of every weight.
         """
         trained = [weight for weight in self.parameters() if weight.requires_grad]
         nothing = [0 * weight.sum().to(h_TD.dtype) for weight in trained]
@@ -200,9 +199,9 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
 
 
 class _OpenRow:
-    """The tokens of a row, and a part's output that is not yet added to them.
+    """The tokens of a row, and possibly the output of a part that is not yet added to them.
 
-    It is added together with the next norm, in one kernel if kernels are fused.
+    The output is added together with the next norm, in one kernel if kernels are fused.
     """
 
     def __init__(self, h_TD: Tensor, conditions: RowConditions):
@@ -210,7 +209,7 @@ class _OpenRow:
         self.waiting: tuple[AdaLN, Tensor] | None = None
 
     def entered(self, adaln: AdaLN | None, norm: nn.Module | None) -> Tensor:
-        """The tokens as they enter a port: normalised, scaled and shifted."""
+        """The input [T, D] of a port's module: the tokens, normalised, scaled and shifted."""
         if adaln is None or norm is not None:
             h_TD = self.added()
             x_TD = h_TD if norm is None else norm(h_TD)
@@ -223,9 +222,9 @@ class _OpenRow:
         return x_TD
 
     def take(self, adaln: AdaLN | None, x_TD: Tensor, after: nn.Module | None) -> None:
-        """Adds the output `x_TD` of a part, after the norm `after` if there is one.
+        """Adds the output `x_TD` of a part to the tokens, after the norm `after` if there is one.
 
-        With `adaln` it is gated, and added only before the next norm.
+        With `adaln`, the output is gated, and added only when the tokens are read next.
         """
         h_TD, x_TD = self.added(), x_TD if after is None else after(x_TD)
         if adaln is None:
@@ -234,7 +233,7 @@ class _OpenRow:
             self.waiting = (adaln, x_TD)
 
     def added(self) -> Tensor:
-        """The tokens, with all outputs of parts added."""
+        """The tokens [T, D], with all outputs of parts added."""
         if self.waiting is not None:
             (last, x_TD), self.waiting = self.waiting, None
             self.h_TD = last.add(self.h_TD, x_TD, self.per_sample)

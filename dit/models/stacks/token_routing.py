@@ -1,9 +1,9 @@
-"""Token routes (TREAD): some layers see only a part of the tokens, and other tokens skip them.
+"""Token routing (TREAD): in training, some layers process only some tokens; others skip them.
 
-The layers see a pack with only the kept tokens (`PackedBatch.partial`), from which the network
-computes its conditions, attention included, as from any other pack. Every rank keeps the same
-fraction of its tokens, because each run of neighbouring tokens keeps equally many: nothing is
-communicated.
+The routed layers get a pack with only the kept tokens (`PackedBatch.partial`), from which the
+network computes conditions and attention as from any other pack. The tokens are divided into runs
+of adjacent tokens, and an equal number is kept in each run. So every rank keeps the same fraction
+of its tokens, and ranks need not communicate.
 """
 
 # T tokens, D model width
@@ -23,11 +23,14 @@ from dit.models.layers.adaptable import DropoutRows
 from dit.models.layers.context_parallel import TokenOrder
 
 WAITING = "waiting"
-"""Name, among hidden states, of the tokens that skip the layers of a route."""
+"""Name, among hidden states, of the tokens that skip the routed layers."""
 
 
 def kept_pack(batch: PackedBatch, route: TokenRoute) -> PackedBatch:
-    """A pack of the tokens that the layers of `route` see; `batch` is whole or one rank's shard."""
+    """A pack of the tokens that the layers of `route` process.
+
+    `batch` is a whole pack or a rank's shard of it.
+    """
     draw = batch.method(Route)
     assert draw is not None
     rows_T = _in_runs(draw.move_T, route)[:, : route.kept].flatten()
@@ -39,17 +42,17 @@ def kept_pack(batch: PackedBatch, route: TokenRoute) -> PackedBatch:
 
 
 def _in_runs(move_T: Tensor, route: TokenRoute) -> Tensor:
-    """Indices of the tokens, [runs, tokens of a run]; in each run kept tokens come first."""
+    """The indices of tokens, [runs, tokens of a run], with the kept tokens of each run first."""
     order_T = torch.arange(len(move_T), device=move_T.device) + move_T
     return order_T.view(-1, route.run)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutedTokens:
-    """Separates this rank's tokens into those that a route's layers see, and the others."""
+    """Separates this rank's tokens into those that the routed layers process, and the others."""
 
     route: TokenRoute
-    order: TokenOrder  # as they stand in the pack <-> in each run, kept ones first
+    order: TokenOrder  # between the order of the pack and the order of `_in_runs`
 
     @classmethod
     def of(
@@ -63,13 +66,13 @@ class RoutedTokens:
         return cls(route=route, order=TokenOrder(order_T, back_T))
 
     def apart(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """(rows of `x_TD` that the route's layers see, rows that skip these layers)."""
+        """(tokens of `x_TD` that the routed layers process, tokens that skip these layers)."""
         runs = self.order.arrange(x_TD).unflatten(0, (-1, self.route.run))
         kept, others = runs.tensor_split((self.route.kept,), dim=1)
         return kept.flatten(0, 1), others.flatten(0, 1)
 
     def together(self, kept_TD: Tensor, others_TD: Tensor) -> Tensor:
-        """All tokens in their order, from the two tensors that `apart` returns."""
+        """All tokens [T, D] in the order of the pack: the inverse of `apart`."""
         runs = len(kept_TD) // self.route.kept
         parts = (x.unflatten(0, (runs, -1)) for x in (kept_TD, others_TD))
         return self.order.restore(torch.cat([*parts], dim=1).flatten(0, 1))
@@ -77,7 +80,7 @@ class RoutedTokens:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutedPass:
-    """Inputs of a route's layers in one pass, where they differ from those of other layers."""
+    """The inputs of the routed layers in one pass, which differ from those of other layers."""
 
     tokens: RoutedTokens
     conditions: Any

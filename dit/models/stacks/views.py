@@ -1,6 +1,5 @@
-"""The tokens of a row that a layer sees, and those that it changes (`View`)."""
-
-# T tokens of a row as this rank holds them, D model width
+"""Layers that process, or change, only some tokens of a row, as a `View` specifies."""
+# T tokens of a row (a stream of tokens) on this rank, D model width
 
 from __future__ import annotations
 
@@ -14,16 +13,16 @@ from dit.models.stacks.parts import JointConditions
 
 
 class RunningView:
-    """Applies a `View`: which tokens of a row one layer sees, and which it changes."""
+    """Base of classes that apply a `View` to one layer."""
 
     may_be_absent: ClassVar[bool] = False
-    """Whether packs may lack the tokens that the layer changes."""
+    """Whether packs may lack the tokens that the layer changes, so that it is skipped."""
 
     def __init__(self, view: Any):
         self.view = view
 
     def is_absent(self, conditions: JointConditions) -> bool:  # noqa: ARG002
-        """Whether a pack lacks the tokens that the layer changes, so that nothing is computed."""
+        """Whether the pack of `conditions` lacks the tokens that the layer changes."""
         return False
 
     def modules(
@@ -32,7 +31,7 @@ class RunningView:
         width: int,  # noqa: ARG002
         layer: int,  # noqa: ARG002
     ) -> dict[str, nn.Module]:
-        """Modules of the view by name, registered after the layer's; layers count from 0."""
+        """The view's own modules, by name; `layer` is the index of the layer in its stack."""
         return {}
 
     def seen(
@@ -41,16 +40,16 @@ class RunningView:
         h_TD: Tensor,
         conditions: JointConditions,  # noqa: ARG002
     ) -> Tensor:
-        """The tokens on which the layer computes, from its row `h_TD`."""
+        """The tokens [T, D] that the layer gets, computed from its row `h_TD`."""
         return h_TD
 
     def written(self, made_TD: Tensor, h_TD: Tensor, conditions: JointConditions) -> Tensor:
-        """The row after the layer: `made_TD` where the layer changes tokens, `h_TD` elsewhere."""
+        """The row after the layer: `made_TD` for tokens that the layer changes, else `h_TD`."""
         raise NotImplementedError
 
 
 class SeeingPictures(RunningView):
-    """Applies a view of latents that leaves reference tokens unchanged."""
+    """Applies `PicturesAlone`: the layer does not change the tokens of references."""
 
     def written(self, made_TD: Tensor, h_TD: Tensor, conditions: JointConditions) -> Tensor:
         is_reference_T = conditions.is_reference_T
@@ -60,10 +59,10 @@ class SeeingPictures(RunningView):
 
 
 class SeeingReferences(RunningView):
-    """Applies a view of latents that changes reference tokens alone.
+    """Applies `ReferencesAlone`: the layer changes only the tokens of references.
 
-    If any sample of a pack has references, the layer computes all rows, so that each rank holds the
-    same number of rows as in other layers.
+    If any sample of a pack has references, the layer computes all tokens, so that each rank has the
+    same number of tokens as in other layers.
     """
 
     may_be_absent = True

@@ -1,10 +1,7 @@
-"""Wan in Diffusers: names of tensors, config.json, pipelines, and how its network is run.
+"""Wan in Diffusers, `WanTransformer3DModel`: names of tensors, config.json, pipelines, calls."""
 
-Its class is `WanTransformer3DModel`.
-"""
-
-# D model width, F width of the MLP, W cosines and sines of the level, E text width, I image width
-# S rows of an image, C numbers in a token of the prediction, P of what the network is fed
+# D model width, F width of the MLP, W width of the sinusoidal timestep embedding, E text width
+# I width of image states, S image states of a sample, C outputs of a token, P inputs of a token
 
 from __future__ import annotations
 
@@ -49,9 +46,9 @@ if TYPE_CHECKING:
 
 CLASS = "WanTransformer3DModel"
 GATE = "to_gate_compress"
-"""Name of the gate of sparse attention in FastVideo; Diffusers' network has none."""
+"""Name of the gate of sparse attention in FastVideo; Diffusers' network has no such gate."""
 _SHARE = WanConfig().sparse_share
-_TEXT_ROWS = 512  # of the published weights; fixed in Diffusers where there are images
+_TEXT_ROWS = 512  # text_pad_to of the published weights; Diffusers fixes it with images
 _CHANNELS_OF_VAE_2_2 = 48
 _ACROSS = "rms_norm_across_heads"
 _ROTARY_LENGTH = 1024  # patches along an axis
@@ -65,7 +62,7 @@ def _has_image(model: WanConfig) -> bool:
 
 
 def _heads_norm(ours: str, theirs: str, **options: Any) -> Row:
-    """Name-table row of an RMSNorm over all heads, which tensor ranks divide."""
+    """The line of the name table for an RMSNorm over all heads of a token."""
     return Row(f"{ours}_scale", (f"{theirs}.weight",), _COLUMN, ("D",), **options)
 
 
@@ -110,7 +107,7 @@ _LAYERS: tuple[Row, ...] = (
         _parts(f"{_BLOCK}.attn1", "qkv"),
         *("3D", "D"),
         split=_COLUMN,
-        # Neighbours are rotated together there, and halves of a head here.
+        # Diffusers rotates adjacent numbers as a pair, our network numbers half a head apart.
         arrangement=ByHead(rotated=(0, 1)),
     ),
     *linear_rows(
@@ -193,7 +190,7 @@ WAN_NAMES: dict[str, str] = {
     "img_emb.proj.3": f"{_EMBEDDER}.image_embedder.ff.net.2",
     "head.head": "proj_out",
 }
-"""Diffusers' names of linears by their names in Wan's own code."""
+"""Diffusers' names of linears by their names in Wan's code."""
 
 
 def _latent_channels(t: Any) -> int:
@@ -201,7 +198,7 @@ def _latent_channels(t: Any) -> int:
 
 
 def _shows_channels(t: Any) -> bool:
-    """Whether the network of config.json `t` gets mask and condition latent as input channels."""
+    """Whether the network of a config.json `t` gets a mask and a condition latent as channels."""
     return t.in_channels == 2 * _latent_channels(t) + MASK_CHANNELS
 
 
@@ -214,27 +211,30 @@ def _rules(t: Any) -> list[Rule]:
     return [
         (
             _shows_channels(t) or t.in_channels == channels,
-            f"in_channels={t.in_channels}, and out_channels={channels} goes with"
-            f" {channels} or {2 * channels + MASK_CHANNELS}",
+            f"in_channels={t.in_channels} must be {channels} or {2 * channels + MASK_CHANNELS} for"
+            f" out_channels={channels}",
         ),
-        (t.patch_size[1] == t.patch_size[2], f"patch_size={list(t.patch_size)} is not square"),
-        (t.cross_attn_norm, "cross_attn_norm=false"),
-        (t.qk_norm == _ACROSS, f"qk_norm={t.qk_norm!r}"),
-        (t.eps == 1e-6, f"eps={t.eps:g}"),
+        (
+            t.patch_size[1] == t.patch_size[2],
+            f"patch_size={list(t.patch_size)} must have equal rows and columns",
+        ),
+        (t.cross_attn_norm, "cross_attn_norm=false must be true"),
+        (t.qk_norm == _ACROSS, f'qk_norm={t.qk_norm!r} must be "{_ACROSS}"'),
+        (t.eps == 1e-6, f"eps={t.eps:g} must be 1e-06"),
         (
             t.added_kv_proj_dim == (width if image else None),
-            f"added_kv_proj_dim={t.added_kv_proj_dim} with image_dim={t.image_dim} and a width of"
-            f" {width}",
+            f"added_kv_proj_dim={t.added_kv_proj_dim} must be {width} (num_attention_heads *"
+            f" attention_head_dim) with image_dim, else null; image_dim={t.image_dim}",
         ),
         (
             image or t.pos_embed_seq_len is None,
-            f"pos_embed_seq_len={t.pos_embed_seq_len} without image_dim",
+            f"pos_embed_seq_len={t.pos_embed_seq_len} must be null without image_dim",
         ),
     ]
 
 
 def _condition(t: Any) -> ImageCondition:
-    """How a published network takes given pictures, which its config.json `t` only implies."""
+    """`model.image_condition` of a published network, inferred from its config.json `t`."""
     if _shows_channels(t):
         two = t.pos_embed_seq_len is not None
         return ImageCondition.FIRST_AND_LAST_FRAME if two else ImageCondition.FIRST_FRAME
@@ -243,10 +243,10 @@ def _condition(t: Any) -> ImageCondition:
 
 
 def _switch(value: Any) -> bool:
-    """`value` as a Boolean; a user may have written `true` or `false`.
+    """`value` as a Boolean; it may be the text "true" or "false" of a user.
 
     Raises:
-        ValueError: it is another text.
+        ValueError: it is another text; the message is "true or false".
     """
     if isinstance(value, bool):
         return value
@@ -323,20 +323,23 @@ def _inexpressible(model: WanConfig) -> list[str]:
     if not _has_image(model) or model.text_pad_to == _TEXT_ROWS:
         return []
     return [
-        f"model.text_pad_to={model.text_pad_to} cannot be exported with image_embed_size:"
-        f" Diffusers' {CLASS} takes the last {_TEXT_ROWS} of all rows for the caption"
+        f"model.text_pad_to={model.text_pad_to} cannot be exported, because Diffusers' {CLASS} with"
+        f" image_embed_size expects captions of {_TEXT_ROWS} tokens. Train with"
+        f" model.text_pad_to={_TEXT_ROWS} to export"
     ]
 
 
 def _beyond(model: WanConfig) -> str | None:
-    """A sentence about the gates of sparse attention, which Diffusers lacks; None without them."""
+    """A message about the gates of sparse attention in an export; None without them.
+
+    Diffusers' class has no such gates (`DiffusersForm.beyond`).
+    """
     if not model.sparse_attention:
         return None
     return (
         f"{GATE}.weight and .bias of each block, with the names of FastVideo, which reads the"
         f" folder with VIDEO_SPARSE_ATTN and VSA_sparsity={1 - model.sparse_share:g}. Diffusers'"
-        f" {CLASS} cannot hold them: it leaves them out, attends to all tokens and says something"
-        " else"
+        f" {CLASS} ignores these tensors and attends to all tokens, so its outputs differ"
     )
 
 
@@ -348,13 +351,13 @@ def _pipeline(name: str, *, shows: bool) -> Pipeline:
         return [
             (
                 padded == _TEXT_ROWS,
-                f"model.text_pad_to={padded}, and {name} fills captions up with zeros to"
-                f" {_TEXT_ROWS}",
+                f"model.text_pad_to={padded}, but {name} pads captions with zeros to"
+                f" {_TEXT_ROWS} tokens",
             ),
             (
                 fits,
-                f"model.image_condition={condition}, and {name} shows"
-                f" {'a picture' if shows else 'no picture'}",
+                f"model.image_condition={condition}, but {name} passes"
+                f" {'a picture' if shows else 'no picture'} to the network",
             ),
         ]
 
@@ -385,7 +388,7 @@ def _run_network(
             mask[-1, -1] = 1
         latent = torch.cat([latent, mask, sample.others[CONDITION]])
     if image is not None and model.image_embed_positions:
-        image = image.unflatten(0, (2, -1))  # of two pictures
+        image = image.unflatten(0, (2, -1))  # the states of two pictures
     elif image is not None:
         image = image[None]
     (made,) = network(
@@ -407,7 +410,7 @@ FORM = DiffusersForm(
     ),
     keys=KEYS,
     inexpressible=_inexpressible,
-    # Published weights of Wan 2.1's image-to-video have it, and nothing reads it.
+    # Published weights of Wan 2.1's image-to-video contain this tensor, which is not used.
     ignored=("blocks.*.attn2.norm_added_q.weight",),
     added={f"{_BLOCK}.{GATE}.{end}": "model.sparse_attention=true" for end in ("weight", "bias")},
     beyond=_beyond,

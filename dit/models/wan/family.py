@@ -46,16 +46,16 @@ from dit.models.registry import imported
 CONDITION, IMAGE, FIRST_FRAME = "condition_latent", "image_embed", "first_frame_latent"
 
 MASK_CHANNELS = 4
-"""Number of channels of the mask of given frames: one for each pixel frame of a latent frame."""
+"""Number of channels of the mask of given frames: one for each video frame of a latent frame."""
 
 
 class ImageCondition(StrEnum):
     """How the network gets given pictures."""
 
-    NONE = "none"  # text-to-video
-    FIRST_FRAME = "first_frame"  # a mask and `condition_latent`, as channels
-    FIRST_AND_LAST_FRAME = "first_and_last_frame"  # likewise; the mask marks the last frame, too
-    CLEAN_FIRST_FRAME = "clean_first_frame"  # `first_frame_latent` in its place, if there is one
+    NONE = "none"  # not at all: text-to-video
+    FIRST_FRAME = "first_frame"  # a mask and `condition_latent` as additional channels
+    FIRST_AND_LAST_FRAME = "first_and_last_frame"  # the same, with the last frame given, too
+    CLEAN_FIRST_FRAME = "clean_first_frame"  # `first_frame_latent` replaces the first frame
 
 
 _SMALL = {"num_layers": 30, "hidden_size": 1536, "num_attention_heads": 12}
@@ -89,10 +89,8 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
         "image_condition": ImageCondition.CLEAN_FIRST_FRAME,
     },
 }
-"""Fields of `model` by size name; a wan2.2 size with a14b is one of the two experts.
-
-TRANSFORMER_CONFIGS of Diffusers' scripts/convert_wan_to_diffusers.py.
-"""
+"""Fields of `model` by size name, from TRANSFORMER_CONFIGS of Diffusers'
+scripts/convert_wan_to_diffusers.py. A wan2.2 size with a14b is one of two experts."""
 _TINY = {
     **TINY_NETWORK,
     "hidden_size": 48,
@@ -125,41 +123,42 @@ class WanConfig(ModelConfig):
     hidden_size: int = 1536
     num_attention_heads: int = 12
     mlp_ratio: float = 8960 / 1536
-    """Width of the MLP divided by the hidden size; the width is rounded to an integer."""
+    """Width of the MLP divided by the hidden size; the width is rounded to the nearest integer."""
     crossattn_emb_size: int = 4096
     text_pad_to: int | None = 512
-    """Number of tokens to which captions are padded with zeros, which layers attend to (Wan: 512);
+    """Number of tokens to which captions are padded with zeros, to which layers attend (Wan: 512);
     null: no padding."""
     freq_dim: int = bounded(256, most=2**17)
-    """Number of cosines and sines of the timestep from which its embedding is computed."""
+    """Width of the sinusoidal embedding of the timestep."""
     image_condition: ImageCondition = ImageCondition.NONE
     """How the network gets given pictures: none, first_frame, first_and_last_frame or
     clean_first_frame."""
     image_embed_size: int | None = bounded(None, most=2**20)
-    """Width of `image_embed`, an image encoder's output for given pictures (1280); null: the
-    network reads none."""
+    """Width of `image_embed`, the states of an image encoder for given pictures (1280); null: the
+    network gets none."""
     image_embed_length: int = bounded(257, most=2**20)
-    """Number of rows of `image_embed` in each sample: 257 for CLIP's ViT-H, 514 for two
+    """Number of states in `image_embed` of each sample: 257 for CLIP's ViT-H, 514 for two
     pictures."""
     image_embed_positions: bool = False
-    """Whether rows of `image_embed` have learned positions (first and last frame: true)."""
+    """Whether learned positions are added to `image_embed` (first and last frame: true)."""
     sparse_attention: bool = False
-    """Whether cubes of 4 x 4 x 4 tokens attend in full to some cubes only, and, through a learned
-    gate, to the means of all (VSA)."""
+    """Whether attention is Video Sparse Attention (VSA): each cube of 4 x 4 x 4 tokens attends to
+    the tokens of some cubes and, through a learned gate, to the means of all cubes."""
     sparse_share: Live[float] = 0.1
     """Final fraction of a sample's cubes to whose tokens a cube attends; 1: all cubes."""
     sparse_share_step: Live[float] = 0.03
-    """Decrease of the fraction of cubes per interval, from 1; with 1, sparse_share applies at
-    once."""
+    """Decrease of the fraction of cubes per interval, which starts at 1; with 1, sparse_share
+    applies from the first step on."""
     sparse_share_interval: Live[int] = bounded(50, most=2**31 - 1)
-    """Training steps between two decreases of the fraction of cubes."""
+    """Number of training steps between two decreases of the fraction of cubes."""
 
     def own_sizes(self) -> list[Rule]:
         return [
             *self._shares(),
             (
                 self.image_embed_size is not None or not self.image_embed_positions,
-                "image_embed_positions=true needs image_embed_size; set it to false",
+                "image_embed_positions=true needs image_embed_size; set"
+                " image_embed_positions=false",
             ),
         ]
 
@@ -174,10 +173,10 @@ class WanConfig(ModelConfig):
         ]
 
     def _shares(self) -> list[Rule]:
-        """Rules that the fields of sparse attention must satisfy."""
+        """Rules for the fields of sparse attention."""
         ranks, comm, named = self.context_parallel_size, self.cp_comm_type, "sparse_attention=true"
         shares = [
-            (0 < value <= 1, f"{key}={value} must lie in (0, 1]")
+            (0 < value <= 1, f"{key}={value} must be above 0 and at most 1")
             for key in ("sparse_share", "sparse_share_step")
             for value in (getattr(self, key),)
         ]
@@ -185,19 +184,19 @@ class WanConfig(ModelConfig):
             *shares,
             (
                 not self.sparse_attention or ranks == 1 or comm is ContextComm.A2A,
-                f"{named} needs all tokens of a sample on a rank, and cp_comm_type={comm} gives"
-                " each a part of the queries; use cp_comm_type=a2a",
+                f"{named} needs all tokens of a sample on each rank, but with cp_comm_type={comm} a"
+                " rank has only some of the queries; set cp_comm_type=a2a",
             ),
             (
                 not self.sparse_attention or self.token_route is None,
-                f"{named} needs whole cubes of tokens, and route_from={self.route_from} leaves"
-                " tokens out; set route_from and route_to to null",
+                f"{named} needs whole cubes of tokens, but token routing (route_from="
+                f"{self.route_from}) leaves tokens out; set route_from=null and route_to=null",
             ),
         ]
 
     @property
     def share_schedule(self) -> SparseSchedule:
-        """Schedule of the fraction of cubes that each cube attends to."""
+        """The schedule of the fraction of cubes to which each cube attends."""
         step, interval = self.sparse_share_step, self.sparse_share_interval
         return SparseSchedule.of(self.sparse_share, step=step, interval=interval)
 
@@ -210,23 +209,23 @@ class WanConfig(ModelConfig):
 
     @property
     def ffn_hidden_size(self) -> int:
-        """Width of the MLP, rounded to an integer: Wan's `mlp_ratio` is a fraction."""
+        """Width of the MLP, rounded to the nearest integer."""
         return round(self.hidden_size * self.mlp_ratio)
 
     @property
     def condition_channels(self) -> int:
-        """Number of input channels besides the noisy latent: mask, then `condition_latent`."""
+        """Number of input channels besides the noisy latent: a mask, then `condition_latent`."""
         shown = (ImageCondition.FIRST_FRAME, ImageCondition.FIRST_AND_LAST_FRAME)
         return MASK_CHANNELS + self.in_channels if self.image_condition in shown else 0
 
     @property
     def input_features(self) -> int:
-        """Number of features of a token that enters the network."""
+        """Number of input features of a token."""
         return (self.in_channels + self.condition_channels) * self.patch_volume
 
     @property
     def image_rows(self) -> int | None:
-        """Number of image rows per sample to which cross-attention attends; None: no image."""
+        """Number of image states of each sample; None if the network gets no image states."""
         return None if self.image_embed_size is None else self.image_embed_length
 
     @property
@@ -292,7 +291,7 @@ def wan_stack(model: WanConfig) -> StackSpec:
 
 @dataclass(frozen=True)
 class AttendCubes(Attend):
-    """Attention of cubes to some cubes in full, and by a gate to the means of all (VSA)."""
+    """Video Sparse Attention of cubes of tokens (`dit.models.attention.cube_attention`)."""
 
     runs: ClassVar[str] = "dit.models.wan.model:AttendingCubes"
     share: float = 1.0
@@ -300,9 +299,9 @@ class AttendCubes(Attend):
 
     @property
     def pairs(self) -> float:
-        """Fraction of a sample's pairs of query and key that attend, as if all cubes were whole.
+        """The fraction of a sample's (query, key) pairs that attend, if all cubes are full.
 
-        The means of two cubes make one pair.
+        Pairs of means of cubes count, too.
         """
         return self.share + CUBE_TOKENS**-2
 
@@ -331,16 +330,16 @@ FAMILY = Family(
     },
     diffusers=imported("dit.models.wan.diffusers:FORM"),
     inputs=_inputs,
-    positions=grid_positions,  # indices of frames, whatever their rate
+    positions=grid_positions,  # indices of frames, independent of the frame rate
     weights=WeightRules(
-        # As in Wan's published code, where tables are normal with 1 / sqrt(width).
-        # A gate of zeros leaves the network as it is without sparse attention.
+        # As in Wan's published code, where tables are normal with standard deviation
+        # 1 / sqrt(width). With gates of zeros, the network is that without sparse attention.
         zero=("*proj_out.weight", "*image_embedder.positions", "*linear_gate.weight"),
         no_decay=("*.table", "*image_embedder.positions"),
     ),
     objective=ObjectiveConventions(
         settings={"name": "flow"},
-        # Of the published schedulers.
+        # From the published schedulers.
         of_size={
             **{size: {"flow_shift": 3.0} for size in MODEL_SIZES},
             "wan2.1_flf2v_14b": {"flow_shift": 16.0},

@@ -1,7 +1,6 @@
-"""Wan: one row of latents, cross-attention to text and image, table modulation."""
-
-# T packed tokens, N samples, M level rows, C patch features, D model width, K head width
-# L text rows, E text width, I rows of images, S those of the images of one sample, X any width
+"""Wan: self-attention, cross-attention to text and image, table modulation."""
+# T packed tokens, N samples, M timesteps, C patch features, D model width, K head width
+# L text tokens, E width of an encoder, I image states, S image states of a sample, X any width
 
 from __future__ import annotations
 
@@ -107,7 +106,7 @@ class WanNetwork(CrossTransformer):
         return blocks | {"hidden": self.patches(x_TC)}
 
     def _with_condition(self, x_TC: Tensor, batch: PackedBatch) -> Tensor:
-        """`x_TC` with the mask of given frames and the condition latent as further channels."""
+        """`x_TC` with the mask of given frames and the condition latent as additional channels."""
         if not self.model.condition_channels:
             return x_TC
         assert batch.condition_TC is not None
@@ -127,7 +126,7 @@ class WanNetwork(CrossTransformer):
         return self._with_cubes(conditions, batch) if self.model.sparse_attention else conditions
 
     def _with_cubes(self, conditions: LayerConditions, batch: PackedBatch) -> LayerConditions:
-        """`conditions` with the samples' cubes, and the fraction of them that each attends to."""
+        """`conditions` with the cubes of all samples, for sparse attention."""
         (exchange,) = conditions.meetings.values()
         spans = exchange.spans
         at = {"total": spans.total, "device": spans.device}
@@ -141,7 +140,7 @@ class WanNetwork(CrossTransformer):
 
 
 class CubeAttention(SelfAttention):
-    """Attention of cubes to chosen cubes, plus a gate times attention to the means of all cubes."""
+    """Video Sparse Attention: to tokens of chosen cubes, plus a gate times that to cubes' means."""
 
     def __init__(self, context: BuildContext, spec: AttentionSpec, *, output: bool = True):
         super().__init__(context, spec, output=output)
@@ -163,19 +162,19 @@ class CubeAttention(SelfAttention):
 
 
 class AttendingCubes(SelfAttending):
-    """Runs attention of cubes to some cubes in full, and by a gate to the means of all."""
+    """Runs Video Sparse Attention (`AttendCubes`)."""
 
     def attention(self, context: BuildContext, *, output: bool) -> SelfAttention:
         return CubeAttention(context, self.part.attention, output=output)
 
 
 class LevelEmbedding(nn.Module):
-    """Maps timesteps [M] to their embedding [M, D] and modulations [M, 6 D] for all layers."""
+    """Maps timesteps [M] to (timestep embedding [M, D], shared modulation [M, 6 D])."""
 
     def __init__(self, model: WanConfig, config: TransformerConfig):
         super().__init__()
         width = model.hidden_size
-        # In float32, as in Diffusers: bfloat16 cannot tell levels of 1000 t apart.
+        # In float32, as in Diffusers: bfloat16 does not distinguish nearby timesteps in [0, 1000].
         self.linear_1 = Float32Linear(model.freq_dim, width, config=config, bias=True)
         self.linear_2 = Float32Linear(width, width, config=config, bias=True)
         self.linear_out = Replicated(width, 6 * width, config=config, bias=True)
@@ -187,17 +186,17 @@ class LevelEmbedding(nn.Module):
 
 
 class Float32Linear(Replicated):
-    """A linear [M, X] -> [M, D] over timestep embeddings, in float32 for weights of any dtype."""
+    """A linear of timestep embeddings that computes in float32, whatever the dtype of weights."""
 
     def product(self, x: Tensor) -> Tensor:
         return linear(x, self.weight.float(), self.bias.float())
 
 
 class ImageEmbedding(nn.Module):
-    """Maps rows of the image encoder [I, E] to rows [I, D] that layers attend to.
+    """Maps the image encoder's states [I, E] to states [I, D] for cross-attention.
 
-    Every tensor rank has all rows, so with sequence parallelism each has the whole gradient of the
-    weights, and none is summed over ranks.
+    Every tensor rank computes all states, also with sequence parallelism, so each has the whole
+    gradient of the weights, and gradients are not summed over ranks.
     """
 
     def __init__(self, model: WanConfig):
@@ -220,10 +219,11 @@ class ImageEmbedding(nn.Module):
 
 
 def given_mask(batch: PackedBatch, model: WanConfig) -> Tensor:
-    """The mask of given pixel frames, [T, mask channels * patch volume], in order (c, t, h, w).
+    """The mask of given video frames, [T, mask channels * patch volume], for `batch`.
 
-    Channel k of latent frame j is pixel frame 4 j - 3 + k. The first latent frame is one pixel
-    frame, repeated in all its channels. Source: `prepare_latents` of `WanImageToVideoPipeline`.
+    Features of a token are in the order (c, t, h, w). Channel k of latent frame j stands for video
+    frame 4 j - 3 + k; all channels of latent frame 0 stand for video frame 0. Source:
+    `prepare_latents` of `WanImageToVideoPipeline`.
     """
     frames, cells = model.patch_temporal, model.patch_spatial**2
     inner = torch.arange(frames, device=batch.position_TA.device)

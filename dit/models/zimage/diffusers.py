@@ -1,11 +1,8 @@
-"""Z-Image in Diffusers: names of tensors, config.json, pipelines, calls of its network.
-
-Its class is `ZImageTransformer2DModel`.
-"""
+"""Z-Image in Diffusers, `ZImageTransformer2DModel`: names of tensors, config.json, calls."""
 
 # D model width, K head width, Q queries, keys and values of a token, F width of the MLP
-# W cosines and sines of the level, T width of its embedding, I inside of it, E text width
-# C numbers in a token
+# W width of the sinusoidal timestep embedding; I hidden width and T output width of its MLP
+# E text width, C numbers in a token
 
 from __future__ import annotations
 
@@ -35,12 +32,12 @@ if TYPE_CHECKING:
 CLASS = "ZImageTransformer2DModel"
 _STACKS = {"noise_refiner": "noise_refiner", "context_refiner": "context_refiner"}
 _STACKS |= {"blocks": "layers"}
-_PATCH = "2-1"  # rows and columns, frames
+_PATCH = "2-1"  # patches of 2 x 2 latent pixels, 1 frame
 _EMBED, _HEAD = f"all_x_embedder.{_PATCH}", f"all_final_layer.{_PATCH}"
 
 
 def _names(stack: str) -> SequentialNames:
-    """Diffusers' names in the layers of `stack`; those over text alone have no modulation."""
+    """Diffusers' names in the layers of our stack `stack`; the text refiner has no modulation."""
     return SequentialNames(
         norms=("attention_norm1", "attention_norm2", "ffn_norm1", "ffn_norm2"),
         modulation=None if stack == "context_refiner" else "adaLN_modulation.0",
@@ -90,7 +87,7 @@ def _sizes(model: ZImageConfig) -> dict[str, int]:
 
 
 def _linears(stack: str) -> dict[str, str]:
-    """Diffusers' names of the linears in a stack, by their names in the original project."""
+    """Diffusers' names of the linears in the stack `stack`, by their original names."""
     attention, mlp = f"{stack}.*.attention", f"{stack}.*.feed_forward"
     names = {
         f"{attention}.qkv": " ".join(f"{attention}.to_{letter}" for letter in "qkv"),
@@ -112,7 +109,7 @@ ZIMAGE_NAMES = {
     **{name: theirs for stack in _STACKS.values() for name, theirs in _linears(stack).items()},
     **_BESIDE,
 }
-"""Diffusers' names of linears by their names in the original project and ComfyUI, which fuse
+"""Diffusers' names of linears by their names in the original project and in ComfyUI, which fuse
 queries, keys and values."""
 
 
@@ -121,24 +118,24 @@ def _rules(t: Any) -> list[Rule]:
     return [
         (
             t.siglip_feat_dim is None,
-            f"siglip_feat_dim={t.siglip_feat_dim}, of Z-Image-Omni and Z-Image-Edit, which see"
-            " other pictures by features of SigLIP",
+            f"siglip_feat_dim={t.siglip_feat_dim} must be null: Z-Image-Omni and Z-Image-Edit,"
+            " which get SigLIP's features of other pictures, are not supported",
         ),
         (
             sizes == ((2,), (1,)),
-            f"all_patch_size={list(sizes[0])} and all_f_patch_size={list(sizes[1])}, not [2] and"
+            f"all_patch_size={list(sizes[0])} and all_f_patch_size={list(sizes[1])} must be [2] and"
             " [1]",
         ),
-        (t.qk_norm, "qk_norm=false"),
-        (t.norm_eps == EPS, f"norm_eps={t.norm_eps:g}, not {EPS:g}"),
+        (t.qk_norm, "qk_norm=false must be true"),
+        (t.norm_eps == EPS, f"norm_eps={t.norm_eps:g} must be {EPS:g}"),
         (
             t.rope_theta == THETA,
-            f"rope_theta={t.rope_theta:g}, not {THETA:g}",
+            f"rope_theta={t.rope_theta:g} must be {THETA:g}",
         ),
-        (t.t_scale == ALL_NOISE, f"t_scale={t.t_scale:g}, not {ALL_NOISE:g}"),
+        (t.t_scale == ALL_NOISE, f"t_scale={t.t_scale:g} must be {ALL_NOISE:g}"),
         (
             t.n_refiner_layers <= MOST_REFINER_LAYERS,
-            f"n_refiner_layers={t.n_refiner_layers}, more than {MOST_REFINER_LAYERS}",
+            f"n_refiner_layers={t.n_refiner_layers} must be at most {MOST_REFINER_LAYERS}",
         ),
     ]
 
@@ -152,7 +149,7 @@ KEYS = ConfigKeys(
         Key("n_layers", "num_layers", 30),
         Key("n_refiner_layers", "num_refiner_layers", 2),
         Key("n_heads", "num_attention_heads", 30),
-        # Nothing reads it: each head of queries has keys of its own.
+        # Not used in Diffusers: each query head has its own key head.
         Key("n_kv_heads", default=30, write=lambda m: m.num_attention_heads),
         Key("norm_eps", default=EPS),
         Key("qk_norm", default=True),
@@ -174,9 +171,15 @@ KEYS = ConfigKeys(
 def _inexpressible(model: ZImageConfig) -> list[str]:
     found = []
     if model.mlp_ratio != MLP_RATIO:
-        found.append(f"model.mlp_ratio={model.mlp_ratio:g}, not 8/3 ({MLP_RATIO})")
+        found.append(
+            f"model.mlp_ratio={model.mlp_ratio:g} cannot be exported: Diffusers' {CLASS} has 8/3"
+            f" ({MLP_RATIO}). Train with that value to export"
+        )
     if model.patch_spatial != 2:
-        found.append(f"model.patch_spatial={model.patch_spatial}, not 2")
+        found.append(
+            f"model.patch_spatial={model.patch_spatial} cannot be exported: Diffusers' {CLASS} has"
+            " 2. Train with that value to export"
+        )
     return found
 
 
@@ -197,7 +200,7 @@ FORM = DiffusersForm(
     comfyui_names=lambda _: ZIMAGE_NAMES,
     pipelines={"ZImagePipeline": Pipeline()},
     refused_pipelines={
-        "ZImageOmniPipeline": "pictures beside the target, by features of SigLIP",
+        "ZImageOmniPipeline": "layers for SigLIP's features of pictures besides the target",
     },
     largest_latent=lambda model: (1, *model.largest_latent[1:]),
     run_network=_run_network,

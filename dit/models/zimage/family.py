@@ -28,18 +28,18 @@ from dit.models.registry import imported
 
 EPS = 1e-5
 INSIDE_OF_TOLD = 1024
-"""Hidden width of the timestep embedding's MLP; a constant in Diffusers."""
+"""Hidden width of the timestep embedding's MLP; fixed in Diffusers."""
 THETA = 256.0
 """Base of the rotary frequencies for index in the text, row and column."""
 MLP_RATIO = 8 / 3
 """MLP ratio of Diffusers' class, whose config.json has no key for it."""
 AXES_LENS = (1536, 512, 512)
-"""Lengths of Diffusers' rotary tables: index in the sequence, row, column."""
+"""Lengths of Diffusers' rotary tables, for index in the sequence, row and column."""
 LONGEST_TEXT = (AXES_LENS[0] - 2) // 32 * 32
-"""Largest number of caption tokens, a multiple of 32; their indices start at 1, and the picture's
-index follows."""
+"""Largest number of caption tokens, a multiple of 32. Their indices start at 1, and the picture has
+the index after them, which must be in the table, too."""
 _OTHER_PICTURES = (
-    "sees pictures beside the target, by features of SigLIP that this family has no layers for"
+    "layers for SigLIP's features of pictures besides the target, which this family does not have"
 )
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"zimage": {}, "zimage_turbo": {}}
@@ -64,9 +64,9 @@ class ZImageConfig(RefinedConfig):
     num_layers: int = 30
     hidden_size: int = 3840
     num_attention_heads: int = 30
-    """Number of attention heads, which tensor ranks divide."""
+    """Number of attention heads; tensor_model_parallel_size must divide it."""
     mlp_ratio: float = MLP_RATIO
-    """Width of the MLP divided by hidden_size; 8/3 in Diffusers."""
+    """Width of the MLP divided by hidden_size; always 8/3 in Diffusers."""
     crossattn_emb_size: int = 2560
     rope_axes: tuple[int, int, int] = bounded((32, 48, 48), most=2**17, least=None)
 
@@ -75,20 +75,20 @@ class ZImageConfig(RefinedConfig):
             *super().own_sizes(),
             (
                 self.text_pad_to is None,
-                f"text_pad_to={self.text_pad_to}: {self.title} fills captions up with learned"
-                " tokens; set it to null",
+                f"text_pad_to={self.text_pad_to} must be null: {self.title} pads captions with"
+                " learned tokens",
             ),
             (
                 self.token_route is None,
-                f"route_from={self.route_from}: {self.title} attends to padding, of which a route"
-                " of tokens would leave out a part; set route_from and route_to to null",
+                f"route_from={self.route_from} must be null, and route_to, too: {self.title}"
+                " attends to padding, and token routing would leave out some of it",
             ),
         ]
 
     @property
     def ffn_hidden_size(self) -> int:
         if self.mlp_ratio == MLP_RATIO:
-            return int(self.hidden_size / 3 * 8)  # as Diffusers rounds it
+            return int(self.hidden_size / 3 * 8)  # rounded as in Diffusers
         return int(self.hidden_size * self.mlp_ratio)
 
     @property
@@ -115,7 +115,7 @@ FAMILY = Family(
     parts={**JOINT_PARTS, "context_refiner": "text"},
     diffusers=imported("dit.models.zimage.diffusers:FORM"),
     inputs=_inputs,
-    positions=grid_positions,  # the network adds the place behind the caption to the first number
+    positions=grid_positions,  # the network adds the length of the caption + 1 to the first axis
     weights=WeightRules(zero=(*ADALN_ZERO, "*padding.token"), no_decay=("*padding.token",)),
     objective=ObjectiveConventions(
         settings=EVEN_STEPS,

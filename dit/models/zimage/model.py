@@ -1,4 +1,4 @@
-"""Z-Image: latents and text, padded with learned tokens, are refined separately, then joined."""
+"""Z-Image: separate refiners of latents and of text, padded with learned tokens; joint layers."""
 
 from __future__ import annotations
 

@@ -111,11 +111,19 @@ def test_we_generate_what_the_pipeline_does(groups, resize, tmp_path, name, give
 def test_pipelines_that_would_feed_other_inputs(groups, tmp_path):
     folders = {name: save(tmp_path / name, pipeline(name)) for name in PIPELINES}
     for name, other, named in (
-        ("images", "video", "model.condition_mask=false, and Cosmos2VideoToWorldPipeline gives"),
-        ("images", "2.5", "model.text_pad_to=512, and Cosmos2_5_PredictBasePipeline"),
-        ("video", "images", "model.condition_mask=true, and Cosmos2TextToImagePipeline"),
-        ("video", "2.5", "model.base_fps=24.0, and Cosmos2_5_PredictBasePipeline tells no frames"),
-        ("2.5", "video", "model.base_fps=null, and Cosmos2VideoToWorldPipeline tells frames"),
+        ("images", "video", "model.condition_mask=false, but Cosmos2VideoToWorldPipeline passes"),
+        ("images", "2.5", "model.text_pad_to=512, but Cosmos2_5_PredictBasePipeline"),
+        ("video", "images", "model.condition_mask=true, but Cosmos2TextToImagePipeline"),
+        (
+            "video",
+            "2.5",
+            "model.base_fps=24.0, but Cosmos2_5_PredictBasePipeline passes no",
+        ),
+        (
+            "2.5",
+            "video",
+            "base_fps=null, but Cosmos2VideoToWorldPipeline passes a frame rate",
+        ),
         ("2.5", "images", "model.text_pad_to=null"),
     ):
         done = import_weights(folders[name], tmp_path / f"{name} {other}")
@@ -127,5 +135,5 @@ def test_pipelines_that_would_feed_other_inputs(groups, tmp_path):
 def test_a_scale_of_levels_that_the_pipeline_does_not_have(groups, tmp_path):
     source = save(tmp_path / "hf", pipeline("images"))
     done = import_weights(source, tmp_path / "a", objective=["objective.timestep_scale=1000"])
-    with pytest.raises(ConvertError, match=r"timestep_scale=1000\.0, and Cosmos2TextToImage.*1\.0"):
+    with pytest.raises(ConvertError, match=r"timestep_scale=1000\.0, but Cosmos2TextToImage.*1\.0"):
         export_weights(done.path, tmp_path / "back", ExportOptions(pipeline_from=source))

@@ -151,7 +151,7 @@ def _rows(spans, total):
 
 def test_keys_between_samples_need_a_query():
     spans = Spans.of([(0, 2), (2, 2)], [(0, 2), (5, 2)], total=4, device=CPU)
-    with pytest.raises(AssertionError, match="behind all others"):
+    with pytest.raises(AssertionError, match="at the end of the pack"):
         sequences(spans, keys=7)
 
 

@@ -130,16 +130,16 @@ def test_keys_of_another_family_name_both(odd: None) -> None:
 
 def test_an_unknown_family_is_named_with_those_there_are() -> None:
     (problem,) = refused("model.family=wan_9")
-    assert "model.family=wan_9 is no known family; use dit" in problem
+    assert "model.family=wan_9 is not a known family; use dit" in problem
     assert "(command line)" in problem
     (problem,) = refused("model.family=null")
-    assert "no known family" in problem
+    assert "not a known family" in problem
 
 
 def test_no_configuration_names_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "no known family" in refused("model.family=tests.odd_family:FAMILY")[0]
+    assert "not a known family" in refused("model.family=tests.odd_family:FAMILY")[0]
     monkeypatch.setenv(VARIABLE, "tests.odd_family")
-    with pytest.raises(Problems, match="is not of the form name=module:attribute"):
+    with pytest.raises(Problems, match="does not have the form name=module:attribute"):
         family_named("dit")
 
 

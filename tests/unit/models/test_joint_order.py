@@ -143,7 +143,8 @@ def test_the_latent_row_is_that_of_the_pack():
 
 def test_a_ring_of_two_rows_is_refused():
     with pytest.raises(
-        ValueError, match=r"cp_comm_type=p2p works for one sequence .* use a2a or all_gather"
+        ValueError,
+        match=r"cp_comm_type=p2p works for a single sequence .*=a2a or all_gather",
     ):
         check_joint_context(ContextComm.P2P, 2)
     check_joint_context(ContextComm.P2P, 1)
@@ -204,5 +205,5 @@ def test_queries_and_keys_of_two_rows_ascend(rank, comm):
 def test_a_ring_does_not_take_two_rows():
     latents, text = _rows(2, 0)
     context = _context(2, 0, ContextComm.P2P)
-    with pytest.raises(ValueError, match="p2p works for one sequence of tokens"):
+    with pytest.raises(ValueError, match="p2p works for a single sequence of tokens"):
         row_exchange(latents, text.row, context=context, device=CPU)

@@ -55,7 +55,7 @@ def test_equal_layers_are_cut_evenly(layers, stages):
 
 
 def test_fewer_layers_than_stages_are_refused():
-    with pytest.raises(ValueError, match="3 layers do not fill 4 pipeline stages"):
+    with pytest.raises(ValueError, match="has 3 layers, fewer than its 4 pipeline stages"):
         pipeline_stages(_flux(1, 2), 4, _work)
 
 

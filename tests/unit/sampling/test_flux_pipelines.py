@@ -38,7 +38,9 @@ def test_a_told_scale(groups, tmp_path: Path, kind: str) -> None:
         assert torch.equal(ours(run, start), told)
         pipeline(tmp_path / "kontext", "kontext")
         options = ExportOptions(pipeline_from=tmp_path / "kontext/pipeline")
-        with pytest.raises(ConvertError, match=r"reference_latents=0, and it feeds a reference"):
+        with pytest.raises(
+            ConvertError, match=r"reference_latents=0, but the pipeline passes a reference"
+        ):
             export_weights(run.path, tmp_path / "wrong", options)
     else:
         with pytest.raises(ValueError, match=r"--distilled_guidance 3.5: .* takes no guidance"):

@@ -63,6 +63,8 @@ def test_image_to_video(groups, tmp_path: Path, shown: str) -> None:
         open_checkpoint(run.path, weights="model", options=place)
     with pytest.raises(CodecError, match=r"which sees a first frame, .* texts of hunyuanvideo;"):
         card_of_pipeline(source, processor="hunyuanvideo")
-    with pytest.raises(ConvertError, match=f"image_condition={shown}, and it feeds no first"):
+    with pytest.raises(
+        ConvertError, match=f"image_condition={shown}, but the pipeline passes no first"
+    ):
         to = ExportOptions(pipeline_from=tmp_path / "text/pipeline")
         export_weights(run.path, tmp_path / "out", to)

@@ -96,9 +96,9 @@ def test_names_of_both_sides(groups, pattern):
 @pytest.mark.parametrize(
     ("pattern", "said"),
     [
-        ("blocks.0.atn1.to_q.weight", "matches no weight.*near ones are .*attn1.to_q.weight"),
+        ("blocks.0.atn1.to_q.weight", "matches no weight.*Similar names are .*attn1.to_q.weight"),
         ("blocks.9.*", "matches no weight"),
-        ("*.attn1.to_q.*", "one matrix with .*to_k.weight, .*to_v.weight here"),
+        ("*.attn1.to_q.*", "but not .*to_k.weight, .*to_v.weight"),
     ],
 )
 def test_patterns_that_are_wrong(groups, pattern, said):
@@ -113,12 +113,12 @@ def test_patterns_that_are_wrong(groups, pattern, said):
         ([{"pattern": "*.bias", "lr": 1.0, "weight_decay": 0.3}], r"weight_decay=0\.3 of pattern"),
         (
             [{"pattern": "*.attn2.*", "lr": 1.0}, {"pattern": "*", "lr_factor": 2.0}],
-            r"pattern=\*\.attn2\.\* has no effect, for the groups behind it",
+            r"pattern=\*\.attn2\.\* has no effect, because later groups",
         ),
     ],
 )
 def test_groups_without_effect(groups, of_groups, said):
-    with pytest.raises(Problems, match=rf"optimizer\.groups: {said}"):
+    with pytest.raises(Problems, match=rf"optimizer\.groups.*: {said}"):
         _built(_run(*(ParameterGroup(**one) for one in of_groups)), groups)
 
 

@@ -332,7 +332,7 @@ def test_a_ring_beside_joint_attention_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     words = ["--config-file", "conf/sd3_debug.yaml", "--mock", "model.context_parallel_size=2"]
     with pytest.raises(
-        ValueError, match=r"model\.cp_comm_type=p2p works for one sequence of tokens"
+        ValueError, match=r"model\.cp_comm_type=p2p works for a single sequence of tokens"
     ):
         main([*words, "model.cp_comm_type=p2p", "--dry-run"])
 
