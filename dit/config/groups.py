@@ -319,9 +319,10 @@ class RunGroups:
         c = self.distill
         if c.method is None or (steps, str(sampler), guidance) == (c.steps, str(c.sampler), 1):
             return None
+        scale = "of the guider" if guidance is None else f"{guidance:g}"
         return (
             f"WARNING: the network was distilled for {self.student_sampling}, but here it"
-            f" samples with {steps} of {sampler}, guidance {guidance:g}: pictures lose quality"
+            f" samples with {steps} steps of {sampler}, guidance {scale}: pictures lose quality"
         )
 
     @property
