@@ -21,6 +21,7 @@ from tests.families import case
 from tests.packs import random_pack
 
 _V23 = {
+    "caption_channels": 3840,  # that of published files, though nothing reads it
     **{"gated_attn": True, "audio_gated_attn": True, "perturbed_attn": True},
     **{"cross_attn_mod": True, "audio_cross_attn_mod": True, "use_prompt_embeddings": False},
 }
@@ -242,7 +243,7 @@ CASE = case.Case(
     exportable={"connector_heads": None, "connector_rows": 1024, "connector_registers": 128}
     | {"connector_layers": None},
     grids=case.VIDEOS,
-    still=("*sound*", "*between*", "*.gates.*", "keyframes"),
+    decayed=("*sound*", "*between*", "*.gates.*"),
     second_attention="attn2",
     comfyui=True,
 )
