@@ -1,9 +1,9 @@
 """Every file in conf/ and every recipe: known keys, comments, and the resolved run as text.
 
-The resolved conf/dit_debug.yaml lies whole in tests/golden. The `*_debug.yaml` of another family
-lies there as its whole network and the other keys whose values differ, all other files and recipes
-as the keys whose values differ from their family's. A change of a default shows here as a
-difference in tests/golden. If it is meant, write the files anew:
+The resolved conf/dit_debug.yaml lies whole in tests/golden. runs.yaml there has all others by name:
+the `*_debug.yaml` of another family as its whole network and the other keys whose values differ,
+files and recipes as the keys whose values differ from their family's. A change of a default shows
+here as a difference in tests/golden. If it is meant, write both anew:
 UPDATE_GOLDEN=1 python -m pytest -n0 tests/unit/config/test_conf_files.py
 """
 
@@ -49,6 +49,7 @@ RUNS: dict[str, Callable[[], RunConfig]] = {
 
 
 WHOLE = "conf_dit_debug"
+WHOLE_FILE, REST_FILE = GOLDEN / f"{WHOLE}.yaml", GOLDEN / "runs.yaml"
 
 
 @cache
@@ -80,46 +81,58 @@ def by_dotted_keys(text: str) -> dict[str, str]:
 
 
 def usual(name: str) -> dict[str, str]:
-    """What a golden file leaves out where a run has the same, by dotted keys."""
-    if name == WHOLE:
-        return {}
-    if (debug := debug_runs()[RUNS[name]().model.family]) != name:
-        return usual(debug) | by_dotted_keys(golden(debug).read_text())
-    whole = by_dotted_keys(golden(WHOLE).read_text())
+    """What runs.yaml leaves out where a run has the same, by dotted keys."""
+    whole, debug = by_dotted_keys(WHOLE_FILE.read_text()), debug_runs()[RUNS[name]().model.family]
+    if debug == WHOLE:
+        return whole
+    if debug != name:
+        return usual(debug) | as_json(golden()[debug])
     return {key: value for key, value in whole.items() if not key.startswith("model.")}
 
 
-def golden(name: str) -> Path:
-    return GOLDEN / f"{name}.yaml"
+def as_json(values: Mapping[str, Any]) -> dict[str, str]:
+    return {key: json.dumps(value) for key, value in values.items()}
 
 
-def write_golden(name: str) -> None:
-    """Writes the file, and first those that it is compared with."""
-    text = to_yaml(RUNS[name]())
-    if name != WHOLE:
-        for other in {WHOLE, debug_runs()[RUNS[name]().model.family]} - {name}:
-            write_golden(other)
-        same = usual(name)
+@cache
+def golden() -> dict[str, dict[str, Any]]:
+    """Name of a run -> the keys that it does not share with `usual`, with their values."""
+    return yaml.load(REST_FILE.read_text(), Loader=yaml.CSafeLoader)
+
+
+def write_golden() -> None:
+    """Writes both files: the whole run, then debug runs, then those that are compared with them."""
+    WHOLE_FILE.write_text(to_yaml(RUNS[WHOLE]()))
+    others = [name for name in RUNS if name != WHOLE]
+    golden.cache_clear()
+    REST_FILE.write_text("{}")
+    for name in sorted(others, key=lambda name: name not in debug_runs().values()):
+        text, same = to_yaml(RUNS[name]()), usual(name)
         own = {k: json.loads(v) for k, v in by_dotted_keys(text).items() if same.get(k) != v}
-        text = yaml.safe_dump(own, sort_keys=False, default_flow_style=None, width=100)
-    golden(name).write_text(text)
+        golden()[name] = own
+    made = dict(sorted(golden().items()))
+    REST_FILE.write_text(yaml.safe_dump(made, sort_keys=False, default_flow_style=None, width=100))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def golden_files() -> None:
+    if os.environ.get("UPDATE_GOLDEN"):
+        write_golden()
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_resolved_run(name: str) -> None:
-    if os.environ.get("UPDATE_GOLDEN"):
-        write_golden(name)
-    assert golden(name).exists(), "run again with UPDATE_GOLDEN=1 to write it"
-    text, written = to_yaml(RUNS[name]()), golden(name).read_text()
-    expected = usual(name) | by_dotted_keys(written)
-    assert by_dotted_keys(text) == expected, "if it is meant, run again with UPDATE_GOLDEN=1"
+    text = to_yaml(RUNS[name]())
     if name == WHOLE:
-        assert text == written
+        assert text == WHOLE_FILE.read_text(), "if it is meant, run again with UPDATE_GOLDEN=1"
+    else:
+        assert name in golden(), "run again with UPDATE_GOLDEN=1 to write it"
+        expected = usual(name) | as_json(golden()[name])
+        assert by_dotted_keys(text) == expected, "if it is meant, run again with UPDATE_GOLDEN=1"
 
 
-def test_no_golden_file_is_left_over() -> None:
-    found = {path.stem for kind in ("conf", "recipe") for path in GOLDEN.glob(f"{kind}_*.yaml")}
-    assert found == set(RUNS)
+def test_no_golden_run_is_left_over() -> None:
+    assert {*golden(), WHOLE} == set(RUNS)
 
 
 @pytest.mark.parametrize("name", FILES)
