@@ -48,6 +48,8 @@ FAMILIES = {
     "chroma": "dit.models.chroma.family:FAMILY",
     # LTX-Video 0.9: text, or text and a first frame, to video
     "ltx": "dit.models.ltx.family:FAMILY",
+    # LTX-2.0, 2.3 and 2.5: text, or text and a first frame, to video with sound
+    "ltx2": "dit.models.ltx2.family:FAMILY",
     # FLUX.2: text and reference pictures to image
     "flux2": "dit.models.flux2.family:FAMILY",
     # FLUX.3 klein: text and reference pictures to image
@@ -85,6 +87,7 @@ NETWORKS = {
     "HunyuanImageTransformer2DModel": "hunyuan_image",
     "ChromaTransformer2DModel": "chroma",
     "LTXVideoTransformer3DModel": "ltx",
+    "LTX2VideoTransformer3DModel": "ltx2",
     "Flux2Transformer2DModel": "flux2",
     "Flux3Transformer2DModel": "flux3",
     "Lumina2Transformer2DModel": "lumina2",

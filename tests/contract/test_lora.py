@@ -18,7 +18,7 @@ from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dit.batch import TEXT, LatentSample, PackedBatch, Problem
+from dit.batch import LATENTS, TEXT, LatentSample, PackedBatch, Problem
 from dit.checkpoint_paths import has_adapters, saved_config
 from dit.config import LoraConfig, MockGeometry, Precision, Problems, RunConfig, Weights
 from dit.convert.cli import main
@@ -34,6 +34,7 @@ from dit.lora.files import read_lora, write_lora
 from dit.lora.targets import attach_adapters
 from dit.models.family import InputKind
 from dit.models.layers.adaptable import FROZEN, adapters_off
+from dit.models.ltx2.family import SOUND_TEXT
 from dit.models.patch_layout import PatchLayout
 from dit.models.positions import unpack_latents
 from dit.models.registry import diffusers_form, family_of, pairs
@@ -73,14 +74,23 @@ def samples(model: Any) -> list[LatentSample]:
             latent_CFHW=torch.randn(model.in_channels, *size, generator=rng)[:, : most[0]],
             text_LE=torch.randn(5 + number, model.crossattn_emb_size, generator=rng),
             fps=24.0,
-            others={
-                one.name: torch.randn(*([one.rows] if one.rows else []), one.width, generator=rng)
-                for one in family_of(model).inputs(model)
-                if one.kind is InputKind.VECTOR or (one.rows and one.name != TEXT)
-            },
+            others=others(model, rng),
         )
         for number, size in enumerate(SIZES)
     ]
+
+
+def others(model: Any, rng: torch.Generator) -> dict[str, Tensor]:
+    """Vectors, rows of fixed number or for sounds, and a sound, of a sample of a family."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for one in family_of(model).inputs(model):
+        if one.kind is InputKind.VECTOR:
+            shapes[one.name] = (one.width,)
+        elif one.kind is InputKind.SOUND:
+            shapes[one.name] = (one.width, 5)
+        elif one.name != TEXT and (one.rows or one.name == SOUND_TEXT):
+            shapes[one.name] = (one.rows or 3, one.width)
+    return {name: torch.randn(shape, generator=rng) for name, shape in shapes.items()}
 
 
 @torch.no_grad()
@@ -143,7 +153,8 @@ def our_network(checkpoint: Path, groups: Any, files: Sequence[str] = ()) -> Any
 def said_by_ours(network: Any, config: RunConfig) -> list[Tensor]:
     model = config.model
     batch = pack_samples(samples(model), PatchLayout.of(config))
-    made_TC = network(batch.latent_TC, torch.tensor(LEVELS), batch)
+    made = network(batch.latent_TC, torch.tensor(LEVELS), batch)
+    made_TC = made[LATENTS] if batch.others else made
     patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
     return unpack_latents(made_TC, batch, **patch)
 
@@ -395,10 +406,11 @@ def test_a_trained_and_a_frozen_adapter_are_those_of_peft(made, groups, tmp_path
 def gradients_of(
     network: Any, said: list[Tensor], checkpoint: Path
 ) -> tuple[list[Tensor], dict[str, LoraFactors]]:
-    """What was said, and the gradients of A and B by Diffusers' modules."""
+    """What was said, and the gradients of A and B by Diffusers' modules; zeros of unread ones."""
     network.zero_grad()
     sum(one.square().mean() for one in said).backward()
-    stored = {one.key: one.data.grad for one in weight_shards(network)}
+    data = {one.key: one.data for one in weight_shards(network)}
+    stored = {key: torch.zeros_like(x) if x.grad is None else x.grad for key, x in data.items()}
     run = adapters_of(checkpoint)
     assert run is not None
     slopes = from_stored(run.adapters, network.model, stored.__getitem__)

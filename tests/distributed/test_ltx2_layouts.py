@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from dit.models.registry import VARIABLE
-from tests.families.ltx2 import PLACE
 from tests.launching import ROOT, command, own_words, run
 
 SHORT = ("model.num_layers=2", "validation.quantiles=1", "train.global_batch_size=2")
@@ -21,7 +19,7 @@ def test_both_streams_train_as_on_one_process(tmp_path: Path) -> None:
     words = command("sound_layouts.py", nproc=8, folder="tests/distributed")
     words += ["--family", "ltx2.3", "--layouts", "tp2+sp+cp2+pp2", *SHORT]
     words += ["--output", str(tmp_path / "x.json")]
-    done = run(words, timeout=1500, env={"PYTHONPATH": str(ROOT), VARIABLE: PLACE})
+    done = run(words, timeout=1500, env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout + own_words(done.stderr)
     one, all_ranks = json.loads((tmp_path / "x.json").read_text())
     assert all_ranks["layout"] == "tp2+sp+cp2+pp2" and not all_ranks["faults"]

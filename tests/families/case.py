@@ -105,6 +105,8 @@ class Case:
     """Settings of a run that trains a published folder."""
     still: tuple[str, ...] = ()
     """Patterns of our weights that nothing reads: of the text in the last layer."""
+    decayed: tuple[str, ...] = ()
+    """Patterns of our weights that `grids` without sound do not read, so that they only decay."""
     adapted: Sequence[str] = ()
     """Linears beside the usual ones that an adapter of the contract has."""
     second_attention: str = "attn"

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -15,13 +15,13 @@ from diffusers import LTX2VideoTransformer3DModel
 from torch import Tensor, nn
 
 from dit.batch import LATENTS, WHOLE, CleanTokens, Grid, NoisyTokens, PackedBatch, TokenStream
+from dit.config import ModelConfig
 from dit.models.ltx2.family import FAMILY, SOUND, SOUND_TEXT
 from tests.families import case
 from tests.packs import random_pack
 
-PLACE = "ltx2=dit.models.ltx2.family:FAMILY"
-"""What `$DIT_FAMILIES` says of it."""
 _V23 = {
+    "caption_channels": 3840,  # that of published files, though nothing reads it
     **{"gated_attn": True, "audio_gated_attn": True, "perturbed_attn": True},
     **{"cross_attn_mod": True, "audio_cross_attn_mod": True, "use_prompt_embeddings": False},
 }
@@ -129,16 +129,22 @@ def fed(batch: PackedBatch) -> tuple[Tensor, Tensor, PackedBatch]:
     return batch.latent_TC, level_rows(batch, LEVELS[LATENTS]).to(dtype), batch
 
 
-def theirs(network: nn.Module, batch: PackedBatch, index: int, model: Any) -> dict[str, Tensor]:
+def theirs(
+    network: nn.Module,
+    batch: PackedBatch,
+    index: int,
+    model: Any,
+    levels: Mapping[str, Any] = LEVELS,
+) -> dict[str, Tensor]:
     """Outputs of Diffusers' network for one sample by stream; nothing of a sound that is not."""
     dtype, sound = batch.latent_TC.dtype, batch.others.get(SOUND)
     start, tokens = batch.starts[index], batch.latent_tokens[index]
-    level = LEVELS[LATENTS][index]
+    level = levels[LATENTS][index]
     told_T = torch.full((1, tokens), level, dtype=dtype)
     told_T[:, : batch.clean_tokens[index]] = 0
     length = 0 if sound is None else sound.num_tokens[index]
     x_AC = torch.zeros(1, 1, model.sound_channels, dtype=dtype)
-    told_A, own = torch.zeros(1, 1, dtype=dtype), LEVELS[SOUND][index]
+    told_A, own = torch.zeros(1, 1, dtype=dtype), levels[SOUND][index]
     if length:
         assert sound is not None
         first = sound.starts[index]
@@ -165,3 +171,79 @@ def theirs(network: nn.Module, batch: PackedBatch, index: int, model: Any) -> di
         return_dict=False,
     )
     return {LATENTS: video[0]} | ({SOUND: heard[0]} if length else {})
+
+
+TINY = {
+    **{"num_attention_heads": 4, "audio_num_attention_heads": 4},
+    **{"attention_head_dim": 10, "audio_attention_head_dim": 6},
+    **{"cross_attention_dim": 40, "audio_cross_attention_dim": 24},
+    **{"in_channels": 4, "out_channels": 4, "audio_in_channels": 3, "audio_out_channels": 3},
+    **{"caption_channels": 16, "num_layers": 2, "rope_type": "split"},
+}
+"""Of config.json: as of 2.0, with two pairs in front that are not turned."""
+_OF_SOUND = ("audio", "av_cross", "a2v", "video_to", "keyframes")
+
+
+def _configuration(number: int) -> dict[str, Any]:
+    return configuration([*VERSIONS][number % len(VERSIONS)], number)
+
+
+def _grid(draw: random.Random) -> Grid:
+    return (draw.randint(1, 4), draw.randint(1, 4), draw.randint(1, 5))
+
+
+def _pack(model: ModelConfig, number: int) -> PackedBatch:
+    """Pictures and videos without sound, and given first frames; `test_ltx2.py` has sounds."""
+    batch = case.mixed_pack(model, number, _grid, fps=RATES)
+    return replace(batch, others={})
+
+
+def _theirs(network: nn.Module, batch: PackedBatch, index: int, level: float, model: Any) -> Tensor:
+    levels = {LATENTS: {index: level}, SOUND: {index: 0.0}}
+    return theirs(network, batch, index, model, levels)[LATENTS]
+
+
+def _arguments(model: Any) -> dict[str, Any]:
+    frames, rows, columns = case.COUNTED
+    text = {"encoder_hidden_states": torch.zeros(1, 12, model.crossattn_emb_size)}
+    text["audio_encoder_hidden_states"] = torch.zeros(1, 12, model.sound_text_size)
+    return {
+        "hidden_states": torch.zeros(1, frames * rows * columns, model.patch_features),
+        "audio_hidden_states": torch.zeros(1, 1, model.sound_channels),
+        **text,
+        "num_frames": frames,
+        "height": rows,
+        "width": columns,
+        "audio_num_frames": 1,
+    }
+
+
+CASE = case.Case(
+    network=LTX2VideoTransformer3DModel,
+    tiny=TINY,
+    parameters={
+        "ltx2.0": 18_876_174_592,
+        "ltx2.3": 18_988_838_144,
+        "ltx2.5": 18_987_859_200,
+    },
+    configuration=_configuration,
+    cases=4,
+    quick=1,
+    pack=_pack,
+    theirs=_theirs,
+    unread=lambda _, name, __: any(part in name for part in _OF_SOUND),
+    counted=[],
+    arguments=_arguments,
+    refused=[
+        ({"num_attention_heads": 2048}, "is no multiple of 2 x num_attention_heads"),
+        ({"text_pad_to": 128}, "LTX-2 attends to no padding of captions"),
+        ({"sound_rate": 0.0}, "sound_rate=0.0 must be positive"),
+    ],
+    # Sizes of the connectors are those of another config.json.
+    exportable={"connector_heads": None, "connector_rows": 1024, "connector_registers": 128}
+    | {"connector_layers": None},
+    grids=case.VIDEOS,
+    decayed=("*sound*", "*between*", "*.gates.*"),
+    second_attention="attn2",
+    comfyui=True,
+)

@@ -39,7 +39,6 @@ MODELS |= {"dit.models.joint", "dit.models.kernels"}
 STEP = BASE | MODELS | {"dit.config_loading", "dit.data", "dit.objectives", "dit.lora"}
 STEP |= {"dit.distributed", "dit.distcp", "dit.checkpoint_paths", "dit.sizing"}
 FAMILIES = {place.partition(".family:")[0] for place in registry.FAMILIES.values()}
-FAMILIES |= {"dit.models.ltx2"}  # which `$DIT_FAMILIES` registers, until its codecs are here
 # A part may import itself and these. A new part must say here where it stands.
 ALLOWED = {
     "dit.bin_packing": set(),

@@ -88,7 +88,8 @@ class Ltx2(Ltx):
     description = "(latent - mean) * scaling_factor / std, as LTX2Pipeline; 8n+1 frames"
     default_model = "Lightricks/LTX-2.5-Diffusers"
     vae = "AutoencoderKLLTX2Video"
-    tuning = tuning_of_edits = ()  # no file of conf/ trains it yet
+    tuning = ("conf/ltx2_lora.yaml", "model.name=ltx2.5")
+    tuning_of_edits = ()
     decoder_level, decoder_noise = 0.0, 0.0
 
 

@@ -17,7 +17,6 @@ from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
 from dit.convert.verify import compare_forward, compare_tensors
-from dit.models.registry import VARIABLE
 from tests.families import ltx2
 
 ORIGINAL = {
@@ -33,11 +32,6 @@ ORIGINAL = {
 BESIDE = ("vae.decoder.conv.weight", "text_embedding_projection.aggregate_embed.weight")
 CONNECTOR = "video_embeddings_connector.learnable_registers"
 PREFIX = "model.diffusion_model."
-
-
-@pytest.fixture(autouse=True)
-def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, ltx2.PLACE)
 
 
 def original(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

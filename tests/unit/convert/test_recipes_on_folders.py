@@ -67,8 +67,11 @@ REFUSED = {
 }
 """Family of a file, and scheduler -> what is said."""
 
-POSITIONS = {name: ["model.frame_positions=causal"] for name in TUNING if name.startswith("ltx")}
-"""What no folder of a transformer alone tells."""
+POSITIONS = {name: ["model.frame_positions=causal"] for name in TUNING if name.startswith("ltx_")}
+BESIDE = POSITIONS | {
+    name: ["model.text_connectors=stored"] for name in TUNING if name.startswith("ltx2_")
+}
+"""What no folder of a transformer alone tells, or has."""
 
 FIXED = ("mlp_ratio", "glyph_hidden_size")
 """What Diffusers has in code, as the named sizes have it."""
@@ -93,7 +96,7 @@ def folder_of(place: Path, model: ModelConfig, scheduler: str | None, *, whole: 
 
 def run_of(name: str, folder: Path, *words: str) -> RunConfig:
     overrides = [f"checkpoint.load_hf={folder}", "dataset.mock=true", *words]
-    overrides += POSITIONS.get(name, [])
+    overrides += BESIDE.get(name, [])
     return load_config(
         dit_xl(), config_file=CONF / f"{name}.yaml", overrides=overrides, adapt=for_weights
     )
@@ -140,7 +143,7 @@ def test_the_folder_holds_over_what_the_size_implies(name: str, tmp_path: Path) 
 def test_positions_of_ltx_are_those_of_the_pipeline(name: str, tmp_path: Path, monkeypatch) -> None:
     folder = folder_of(tmp_path / "transformer", named_model(size_of(name)), None, whole=False)
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "LTXPipeline"}))
-    monkeypatch.delitem(POSITIONS, name)
+    monkeypatch.delitem(BESIDE, name)
     with pytest.raises(ConvertError, match=r"does not say model\.frame_positions"):
         run_of(name, folder)
     for size in ("model.name=ltxv_2b", "model.name=ltxv_13b"):
@@ -163,7 +166,7 @@ def tiny_run(name: str, place: Path, scheduler: str) -> list[str]:
     words += ["model.tensor_model_parallel_size=1", "model.sequence_parallel=false", geometry]
     words += ["dataset.task_encoder_seq_length=256", "train.global_batch_size=1"]
     words += ["checkpoint.save=null", "checkpoint.also_save_hf=false", "train.eval_interval=0"]
-    words += POSITIONS.get(name, [])
+    words += BESIDE.get(name, [])
     return [f"checkpoint.load_hf={folder}", "dataset.mock=true", *words]
 
 

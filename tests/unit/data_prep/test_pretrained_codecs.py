@@ -371,7 +371,7 @@ def test_the_next_command_tunes_the_network_that_lies_beside(
 def test_keys_that_tune_published_networks_fit_their_configurations(repo_root: Path) -> None:
     every = [c for c in CODECS.values() if issubclass(c, Autoencoder)]
     codecs = [c for c in every if c.tuning]
-    untuned = {"cosmos", "cosmos_predict25", "ltx2", "ltx2_connected"}
+    untuned = {"cosmos", "cosmos_predict25"}
     assert {c.name for c in every if not c.tuning} == untuned
     for codec in codecs:
         config, *keys = codec.tuning

@@ -13,16 +13,11 @@ from dit.lora.factors import LoraFactors
 from dit.lora.files import read_lora, write_lora
 from dit.lora.names import to_original
 from dit.models.ltx2.diffusers import LTX2_NAMES
-from dit.models.registry import VARIABLE, named_model
+from dit.models.registry import named_model
 from tests.families import ltx2
 from tests.lora_files import comfyui, kohya, linears, random_factors
 
 SIZES = {"2.0": "ltx2.0", "2.3": "ltx2.3"}
-
-
-@pytest.fixture(autouse=True)
-def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, ltx2.PLACE)
 
 
 @pytest.fixture(params=SIZES)

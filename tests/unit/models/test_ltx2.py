@@ -20,7 +20,7 @@ from dit.models.diffusers.names import their_tensors
 from dit.models.ltx2.diffusers import FORM
 from dit.models.ltx2.family import SOUND, CrossLevels
 from dit.models.ltx2.model import Ltx2Network
-from dit.models.registry import VARIABLE, named_model, pairs
+from dit.models.registry import named_model, pairs
 from dit.sizing.memory import parameter_count
 from dit.train.checkpoint.state_dict import load_weights
 from tests.families import ltx2
@@ -30,11 +30,6 @@ from tests.float64 import IN_FLOAT64, in_float64, widened
 CASES = [(version, number) for number in range(12) for version in ltx2.VERSIONS]
 QUICK = 2
 NUMBERS = [pytest.param(*one, marks=[] if one[1] < QUICK else pytest.mark.slow) for one in CASES]
-
-
-@pytest.fixture(autouse=True)
-def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, ltx2.PLACE)
 
 
 def _wide(batch: PackedBatch, model: Any) -> PackedBatch:

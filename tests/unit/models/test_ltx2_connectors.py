@@ -17,7 +17,6 @@ from dit.convert.import_ import import_weights
 from dit.convert.verify import compare_forward, compare_tensors
 from dit.models.ltx2.family import FAMILY, SOUND_TEXT
 from dit.models.ltx2.model import Ltx2Network
-from dit.models.registry import VARIABLE
 from dit.train.checkpoint.state_dict import load_weights
 from tests.families import case, ltx2
 from tests.packs import random_pack
@@ -52,10 +51,7 @@ def made_by(connector: Any, text_1LE: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("version", KINDS)
-def test_captions_pass_the_connectors_of_a_pipeline(
-    groups, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
-    monkeypatch.setenv(VARIABLE, ltx2.PLACE)
+def test_captions_pass_the_connectors_of_a_pipeline(groups, tmp_path: Path, version: str) -> None:
     sizes: dict[str, Any] = {"attention_head_dim": 16, "audio_attention_head_dim": 8}
     sizes |= {"cross_attention_dim": 48, "audio_cross_attention_dim": 24, "caption_channels": 24}
     heads = {"num_attention_heads": 3, "audio_num_attention_heads": 3, "patch_size": 1}

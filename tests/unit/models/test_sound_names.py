@@ -21,9 +21,8 @@ from dit.config import (
 from dit.lora.targets import chosen_adapters
 from dit.models.linears import linear_shapes, matrices_of_linears, orthogonalised
 from dit.models.ltx2.family import TINY, Ltx2Config
-from dit.models.registry import VARIABLE, pairs
+from dit.models.registry import pairs
 from dit.models.sound_dit.model import SoundDit
-from tests.families.ltx2 import PLACE
 from tests.sounding import sound_model
 from tests.toy_sound_family import PLACE as TOY_PLACE
 from tests.toy_sound_family import ToySoundConfig, ToySoundNetwork
@@ -90,8 +89,7 @@ def test_streams_divide_the_linears() -> None:
 
 
 @pytest.mark.parametrize("size", TINY)
-def test_streams_divide_the_linears_of_ltx2(monkeypatch, size: str) -> None:
-    monkeypatch.setenv(VARIABLE, PLACE)
+def test_streams_divide_the_linears_of_ltx2(size: str) -> None:
     model = Ltx2Config(name="custom", **TINY[size])
     both, video, sound = (chosen(model, one, EVERY[:2]) for one in ("both", "video", "sound"))
     assert all("audio" not in name for name in video) and video and not video & sound

@@ -225,7 +225,7 @@ PAGES = [
     *("hunyuan_video.md", "hunyuan_video_15.md", "hunyuan_image.md", "small_data.md"),
     *("families.md", "configuration_files.md", "developing.md", "launching.md", "loader.md"),
     *("troubleshooting.md", "training_cost.md", "distilled.md", "preferences.md", "few_steps.md"),
-    *("sound.md", "small_figures.md"),
+    *("sound.md", "small_figures.md", "ltx2.md"),
     *("launching_reference.md", "throughput_reference.md", "throughput_figures.md"),
     *(f"{name}.md" for name in OF_FAMILIES),
 ]

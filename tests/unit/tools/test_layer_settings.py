@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dit.models.registry import VARIABLE
 from tools.layer_settings import layer_settings
 
 
-def test_each_setting_of_layers_is_set_by_a_family(monkeypatch) -> None:
-    # A family that the registry does not name yet.
-    monkeypatch.setenv(VARIABLE, "ltx2=dit.models.ltx2.family:FAMILY")
+def test_each_setting_of_layers_is_set_by_a_family() -> None:
     setters = layer_settings()
     assert not [name for name, families in setters.items() if not families]
     assert "wan" in setters["KeyRows.each"]  # of its named sizes with an image encoder

@@ -54,6 +54,7 @@ WITH = {
         "model.image_condition=first_frame",
         "model.image_embed_size=1280",
     ),
+    "model.text_projections": ("model.crossattn_emb_size=4096", "model.sound_text_size=2048"),
     "dataset.balance_packs": (f"dataset.balance={Balance.FLOPS}",),
     **{
         f"objective.{key}": ("model.family=sound_dit",)

@@ -1,0 +1,168 @@
+"""Clips with sound of LTX-2 beside Diffusers' pipelines, from the same noise and captions."""
+
+# C channels, F frames, H rows, W columns of a latent; K channels, A frames of that of a sound
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from diffusers import AutoencoderKLLTX2Audio, AutoencoderKLLTX2Video, LTX2Pipeline
+from diffusers import FlowMatchEulerDiscreteScheduler as Scheduler
+from torch import Tensor
+
+from dit.config import Sampler
+from dit.convert.import_ import import_weights
+from dit.distributed.model_parallel import FullForward
+from dit.models.registry import family_of
+from dit.sampling.conditions.sound import JointStreams, SoundRequest, sound_frames
+from dit.sampling.generate import Generated, Request, SamplingSettings, generate_streams
+from dit.train.checkpoint.state_dict import load_weights
+from tests.families import ltx2
+from tests.families.case import gap
+
+SIZE, FPS, STEPS = (3, 4, 6), 12.0, 4
+PIXELS = {"num_frames": 17, "height": 128, "width": 192, "frame_rate": FPS}
+NETWORK = {"in_channels": 8, "out_channels": 8, "audio_in_channels": 16, "audio_out_channels": 16}
+SCHEDULER = {
+    **{"use_dynamic_shifting": True, "base_shift": 0.95, "max_shift": 2.05},
+    **{"base_image_seq_len": 1024, "max_image_seq_len": 4096, "shift_terminal": 0.1},
+}
+
+
+class Connected(torch.nn.Module):
+    """What connectors make of the negative prompt and of the prompt, or of the latter alone."""
+
+    def __init__(self, texts: dict[str, dict[str, Tensor]]):
+        super().__init__()
+        self.texts = texts
+        self.device, self.dtype = torch.device("cpu"), torch.float32
+
+    def forward(self, states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
+        kinds = ["negative", "inputs"][-len(states) :]
+        text, heard = (
+            torch.stack([self.texts[kind][name] for kind in kinds])
+            for name in ("text", "sound_text")
+        )
+        return text, heard, torch.ones(text.shape[:2])
+
+
+def texts_of(model: Any) -> dict[str, dict[str, Tensor]]:
+    rng = torch.Generator().manual_seed(3)
+    widths = {"text": model.crossattn_emb_size, "sound_text": model.sound_text_size}
+    return {
+        kind: {name: torch.randn(7, width, generator=rng) for name, width in widths.items()}
+        for kind in ("negative", "inputs")
+    }
+
+
+@pytest.fixture(scope="module", params=["2.0", "2.3"])
+def made(request: Any, groups: Any, tmp_path_factory: Any) -> tuple[Any, Any, Any]:
+    """A pipeline without text encoder, our network with its weights, and the run of it."""
+    folder = tmp_path_factory.mktemp("ltx2")
+    vae = AutoencoderKLLTX2Video(
+        latent_channels=8, block_out_channels=(8,) * 4, decoder_block_out_channels=(8, 16, 32),
+        layers_per_block=(1,) * 5, decoder_layers_per_block=(1,) * 4,
+        spatial_compression_ratio=32, temporal_compression_ratio=8,
+    )  # fmt: skip
+    heard = AutoencoderKLLTX2Audio(
+        base_channels=16, ch_mult=(1, 1, 1), num_res_blocks=1, latent_channels=4, mel_bins=16,
+    )  # fmt: skip
+    for one, size in ((vae, 8), (heard, 16)):
+        one.latents_mean.copy_(torch.linspace(-0.5, 0.5, size))
+        one.latents_std.copy_(torch.linspace(0.5, 2, size))
+    none = dict.fromkeys(("text_encoder", "tokenizer", "connectors", "vocoder"))
+    version = ltx2.VERSIONS[request.param]
+    pipe = LTX2Pipeline(
+        transformer=ltx2.CASE.random(seed=4, **NETWORK, **version),
+        scheduler=Scheduler(**SCHEDULER),
+        vae=vae,
+        audio_vae=heard,
+        **none,
+    )
+    pipe.set_progress_bar_config(disable=True)
+    pipe.save_pretrained(folder / "pipeline")
+    done = import_weights(folder / "pipeline", folder / "ours")
+    network: Any = family_of(done.config.model).network()(done.config.model, groups)
+    load_weights(done.path, [network], groups, averaged=False)
+    return pipe, FullForward([network.eval()]), done.config
+
+
+def start(config: Any) -> tuple[Tensor, Tensor]:
+    """Noise of the latent [C, F, H, W] and of the sound [K, A]."""
+    rng = torch.Generator().manual_seed(5)
+    frames = sound_frames(config.model, frames=PIXELS["num_frames"], fps=FPS)
+    return torch.randn(8, *SIZE, generator=rng), torch.randn(16, frames, generator=rng)
+
+
+@torch.no_grad()
+def theirs(pipe: Any, config: Any, **call: Any) -> Generated:
+    """Whitened latents of a pipeline."""
+    noise_CFHW, noise_KA = start(config)
+    mean, std = pipe.audio_vae.latents_mean, pipe.audio_vae.latents_std
+    pipe.register_modules(connectors=Connected(texts_of(config.model)))
+    states = {
+        f"{prefix}prompt_{name}": value
+        for prefix in ("", "negative_")
+        for name, value in (("embeds", torch.zeros(1, 7, 4)), ("attention_mask", torch.ones(1, 7)))
+    }
+    video, heard = pipe(
+        latents=pipe._pack_latents(noise_CFHW[None]),
+        # The pipeline whitens what it is given.
+        audio_latents=pipe._denormalize_audio_latents(noise_KA.T[None], mean, std),
+        **{**PIXELS, **states, "num_inference_steps": STEPS, **call},
+        output_type="latent",
+        return_dict=False,
+    )
+    scale = pipe.vae.config.scaling_factor
+    video = pipe._normalize_latents(video, pipe.vae.latents_mean, pipe.vae.latents_std, scale)
+    rows = pipe._normalize_audio_latents(pipe._pack_audio_latents(heard), mean, std)
+    return Generated(video[0], rows[0].T)
+
+
+def ours(network: Any, config: Any, **settings: Any) -> Generated:
+    noise_CFHW, noise_KA = start(config)
+    texts = texts_of(config.model)
+    request = Request(
+        **texts,
+        latent_FHW=SIZE,
+        fps=FPS,
+        seed=0,
+        sound=SoundRequest(frames=noise_KA.shape[1]),
+    )
+
+    def drawn(streams: JointStreams, *_: Any) -> Tensor:
+        found_TC = torch.zeros_like(streams.row.latent_TC)
+        video, tokens = streams.pack, noise_CFHW[0].numel()
+        found_TC[:tokens, :8] = noise_CFHW.flatten(1).T
+        first = len(video.segment_T)
+        found_TC[first : first + noise_KA.shape[1], :16] = noise_KA.T
+        return found_TC
+
+    told = SamplingSettings(num_steps=STEPS, sampler=Sampler.EULER, **settings)
+    with patch.object(JointStreams, "noise", drawn):
+        (found,) = generate_streams(network, [request], config=config, settings=told)
+    return found
+
+
+OFF = {
+    **{"guidance_scale": 1.0, "stg_scale": 0.0, "modality_scale": 1.0, "guidance_rescale": 0.0},
+    **{"audio_guidance_scale": 1.0, "audio_stg_scale": 0.0, "audio_modality_scale": 1.0},
+    "audio_guidance_rescale": 0.0,
+}
+CALLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "none": ({}, {}),
+    "text": ({"guidance_scale": 3.0, "audio_guidance_scale": 3.0}, {"guidance": 3.0}),
+}
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_latents_of_both_streams_are_those_of_the_pipeline(made, kind: str) -> None:
+    pipe, network, config = made
+    call, settings = CALLS[kind]
+    found, wanted = ours(network, config, **settings), theirs(pipe, config, **{**OFF, **call})
+    assert found.sound_KA is not None and wanted.sound_KA is not None
+    assert gap(found.latent_CFHW, wanted.latent_CFHW) <= 1e-4
+    assert gap(found.sound_KA, wanted.sound_KA) <= 1e-4
