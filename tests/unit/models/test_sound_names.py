@@ -21,7 +21,7 @@ from dit.config import (
 from dit.lora.targets import chosen_adapters
 from dit.models.linears import linear_shapes, matrices_of_linears, orthogonalised
 from dit.models.ltx2.family import TINY, Ltx2Config
-from dit.models.registry import pairs
+from dit.models.registry import VARIABLE, pairs
 from dit.models.sound_dit.model import SoundDit
 from tests.sounding import sound_model
 from tests.toy_sound_family import PLACE as TOY_PLACE
