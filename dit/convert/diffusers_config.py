@@ -57,8 +57,7 @@ def model_config(
     pipeline determines them. `second` reads the config.json of a companion network.
 
     Raises:
-        ConvertError: the class is unknown, or this project cannot express the model; the message
-            lists every such key.
+        ConvertError: the class is unknown, or keys describe a model that is not supported.
     """
     family = _family(content, place)
     form = diffusers_form(family.default())

@@ -531,7 +531,7 @@ class DiffusersForm:
 
     @property
     def _class(self) -> Any:
-        """Diffusers' class.
+        """The class of Diffusers named `class_name`.
 
         Raises:
             ImportError: Diffusers is not installed.

@@ -174,8 +174,8 @@ class TimestepConditioning:
     """Modulation [N, X] that all layers share, to which low-rank and table modulations add their
     own; None in families with other modulations."""
     of_rows: Mapping[str, Tensor] = field(default_factory=dict)
-    """Shared modulations [M, X], like `adaln_shift_NX`, for streams of tokens with separate
-    timesteps, by the name of the stream."""
+    """Modulations [M, X] that all layers share, like `adaln_shift_NX`, for streams of tokens with
+    separate timesteps, by the name of the stream."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ class PackedAttention(MegatronModule):
             )
 
     def normalised(self, *heads: Tensor) -> tuple[Tensor, ...]:
-        """Normalised `heads`: queries [T, H, K], then keys [S, H, K], which are not rotated yet.
+        """Applies the norms of queries [T, H, K] and keys [S, H, K] in `heads`, before rotation.
 
         A norm across heads also takes a third tensor, keys of an image.
         """
@@ -300,7 +300,7 @@ class CrossAttention(PackedAttention):
         return self.linear_proj(self.gated(attended, x_TD).flatten(1))
 
     def _normalised(self, products: Sequence[Tensor], *, fused: bool) -> Sequence[Tensor]:
-        """Normalised queries [T, H, K], then keys and values [L, H, K] of text and of an image.
+        """The normed queries [T, H, K], then keys and values [L, H, K] of text and of an image.
 
         Keys are normalised, too. `products` are the outputs of linears: [T, H * K] for queries,
         then [L, H * 2 * K] for text and, if there is one, for an image.
