@@ -91,7 +91,7 @@ CLIPS = Material(
     defaults={
         "seeds": [1],
         "students": ["opd_4"],
-        "teacher_steps": 800,
+        "teacher_steps": 2500,
         "tuned": [],
         "per_prompt": 10,  # clips of each of 40 captions
     },
@@ -126,7 +126,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seeds", type=int, nargs="+", default=[1, 2, 3], help="(1 2 3; of clips 1)")
     students = "(all; of clips opd_4)"
     add("--students", nargs="*", choices=STUDENTS, default=[*STUDENTS], help=students)
-    length = "of the teacher's training (500; of clips 800)"
+    length = "of the teacher's training (500; of clips 2500)"
     add("--teacher_steps", type=int, default=500, help=length)
     add("--opd_steps", type=int, default=200, help="of average velocity (200)")
     add("--dmd_steps", type=int, default=200, help="of DMD2 (200)")
