@@ -235,8 +235,8 @@ CASE = case.Case(
     counted=[],
     arguments=_arguments,
     refused=[
-        ({"num_attention_heads": 2048}, "is no multiple of 2 x num_attention_heads"),
-        ({"text_pad_to": 128}, "LTX-2 attends to no padding of captions"),
+        ({"num_attention_heads": 2048}, "must be a multiple of 2 \\* num_attention_heads"),
+        ({"text_pad_to": 128}, "LTX-2 does not attend to padding"),
         ({"sound_rate": 0.0}, "sound_rate=0.0 must be positive"),
     ],
     # Sizes of the connectors are those of another config.json.

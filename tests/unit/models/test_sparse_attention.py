@@ -344,9 +344,9 @@ def test_a_packed_sample_is_as_alone(groups) -> None:
 def test_what_it_does_not_go_with_is_refused() -> None:
     sparse = {"sparse_attention": True}
     for comm in (ContextComm.ALL_GATHER, ContextComm.P2P):
-        with pytest.raises(Problems, match=rf"and cp_comm_type={comm} gives .* use cp_comm_type=a"):
+        with pytest.raises(Problems, match=rf"with cp_comm_type={comm} .* set cp_comm_type=a2a"):
             wan_model(**sparse, context_parallel_size=2, cp_comm_type=comm)
-    with pytest.raises(Problems, match="and route_from=0 leaves tokens out; set route_from"):
+    with pytest.raises(Problems, match=r"route_from=0. leaves tokens out; set route_from"):
         wan_model(**sparse, route_from=0, route_to=1)
     for share in (0.0, 1.5, math.nan):
         with pytest.raises(Problems, match=r"sparse_share=.* must be above 0 and at most 1"):

@@ -262,7 +262,7 @@ def test_steps_that_no_sampler_here_has_leave_the_rest_of_the_file() -> None:
 
 def test_a_law_without_numbers_is_refused() -> None:
     content = scheduler_file(FLUX) | {"max_shift": None}
-    with pytest.raises(ConvertError, match="its max_shift=null"):
+    with pytest.raises(ConvertError, match="needs max_shift, which is null"):
         objective_config(content, place="here")
     constant = scheduler_file({"shift": 2.0}) | {"max_shift": None, "shift_terminal": 0}
     flow = objective_config(constant, place="here").objective
