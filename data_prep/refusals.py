@@ -132,7 +132,7 @@ class Refusals:
             raise PrepError(
                 "nothing was packed: all files that were found are left out, by num_repeats or"
                 " skip_empty_caption of --dataset_config, or as control or rejected pictures;"
-                " change these keys, or add files"
+                " change these keys, or add other files"
             )
         if len(self) == total:
             raise PrepError(

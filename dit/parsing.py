@@ -230,7 +230,7 @@ def _nodes(
 
 
 def _check_node(node: yaml.Node) -> None:
-    """Raises `YamlError` for an octal number, an unknown tag, or a key that a mapping repeats."""
+    """Raises `YamlError` for a leading zero, an unknown tag, or a key repeated or not a text."""
     if node.tag == _LEADING_ZERO:
         decimal = int(node.value.replace("_", ""))
         raise YamlError(

@@ -16,7 +16,7 @@ MOST_TOKENS = 256**DIGITS
 
 
 def as_digits(ids_L: Tensor) -> Tensor:
-    """The digits (high, low) of token ids below `MOST_TOKENS` [L]: float32 [L, 2]."""
+    """The digits (high, low), float32 [L, 2], of token ids `ids_L`, each below `MOST_TOKENS`."""
     from torch import stack  # descriptions of families, which import this file, do without torch
 
     return stack((ids_L // 256, ids_L % 256), dim=-1).float()

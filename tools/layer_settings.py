@@ -1,9 +1,9 @@
-"""Counts the settings of layers of a checkout: run by `measure_house` with that checkout's modules.
+"""Lists the settings of a checkout's layers and who sets them; `measure_house` runs it there.
 
 A setting is a field of the types that specify layers (`StackSpec.layer`, nested types included) in
 the networks of all named and tiny sizes. It belongs to the class that declares it; classes in a
-family's own folder do not count. A family sets a field if it gives it a value other than the
-default, or any value if it has no default.
+family's own folder do not count. A family sets a field if the field's value is not
+the default; a field without a default is always set.
 """
 
 from __future__ import annotations

@@ -176,8 +176,10 @@ def _share(batch: Any, step: int, mesh: DeviceMesh) -> Any:
     size, rank = mesh.size(), mesh.get_local_rank()
     for one in tree_leaves(batch):
         if isinstance(one, Tensor) and one.ndim and len(one) % size:
-            what = f"a tensor of {tuple(one.shape)}, whose first axis does not divide"
-            raise RefusedModuleError(f"batch {step} has {what} over {size} data ranks")
+            raise RefusedModuleError(
+                f"batch {step} has a tensor of {tuple(one.shape)}, whose first axis cannot be"
+                f" divided among {size} data ranks; let `batches` return a multiple of {size} samples"
+            )
     return tree_map_only(Tensor, lambda one: one.chunk(size)[rank] if one.ndim else one, batch)
 
 

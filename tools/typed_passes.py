@@ -294,10 +294,11 @@ def _axes(given: Trial, *, tensor: Any, context: Any) -> dict[str, Any]:
 
 
 def _declare(given: Trial, traits: Mapping[str, Traits]) -> None:
-    """Declares the types of weights, buffers and the pack.
+    """Declares the types of weights, buffers, and tensors of the pack and the training problem.
 
-    Data ranks sum the gradients of all weights together with context ranks. Over context ranks a
-    weight is R, and a tensor is V if it has a row for each token, else R.
+    Over tensor ranks, a weight has the type in `traits`. Over context ranks it is R, because its
+    gradient is summed over data and context ranks at once; a tensor is V if it has a row for each
+    token, else R.
     """
     for name, weight in given.network.named_parameters():
         spmd.assert_type(weight, _axes(given, tensor=traits[name].type, context=R))

@@ -151,10 +151,10 @@ def beside_rejected(shown_FHW3: np.ndarray, rejected_FHW3: np.ndarray) -> np.nda
 
 
 def thumbnail(frames_FHW3: np.ndarray, *, side: int, seconds: float) -> Thumbnail:
-    """Thumbnail of uint8 frames: the first as a picture, and all as a clip of `seconds` seconds.
+    """Thumbnail of uint8 frames: the first as a picture, several also as a clip of `seconds`.
 
     The clip is shorter if its frames would be shown for more than `_LONGEST` ms each. Frames are
-    scaled down to at most `side` pixels a side; a small picture keeps every pixel value.
+    scaled down to at most `side` pixels a side; the picture keeps every pixel value if it is small.
     """
     frames, height, width, _ = frames_FHW3.shape
     small = max(height, width) <= side and height * width <= _LOSSLESS

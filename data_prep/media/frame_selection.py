@@ -19,7 +19,7 @@ _MOST_FRAMES = 1 << 20  # of a clip; 12 hours at 24 frames a second
 
 
 class Window(StrEnum):
-    """Which part of a clip becomes the sample if the clip is longer."""
+    """Part of a clip that becomes the sample if the clip is longer; ALL: each part becomes one."""
 
     FIRST = "first"
     MIDDLE = "middle"

@@ -181,7 +181,8 @@ def _has_hole(shown: list[int]) -> bool:
 def _end(found: PacketScan, shown: list[int], tick: Fraction) -> int:
     """The time in ticks at which the last frame ends.
 
-    It is known from the duration of its packet, or else from the mean duration of the frames.
+    It follows from the duration of the frame's packet; if that is unknown, from the mean distance
+    of the frames; and for a single frame, from 1/25 s.
     """
     gap = (shown[-1] - shown[0]) // max(1, len(shown) - 1)
     last = max((info.duration for info in found.packets if info.at == shown[-1]), default=0)

@@ -1,7 +1,7 @@
-"""Types of what one training method, or one kind of input, adds to a pack.
+"""Types of the values that a training method, or a kind of input, adds to a stream of a pack.
 
-A pack that does not use the method has no value of the type. Tensors whose names end in `_T...`
-have a row for each token of the pack, and are split with its tokens.
+A stream without the method has no value of the type. Tensors whose names end in `_T...` have a row
+for each token of the stream, and are split with its tokens.
 """
 
 # T packed tokens, C patch features, N samples, M rows of the table of noise levels

@@ -91,8 +91,8 @@ class Registry(dict[str, type[E]], Generic[E]):
         if name not in self:
             kind, names = self._interface.kind, ", ".join(self)
             raise CodecError(
-                f"there is no {kind} {name!r}; {self._known}: {names}. docs/families.md says"
-                " what networks need that cannot be trained yet"
+                f"there is no {kind} {name!r}; {self._known}: {names}. docs/families.md lists"
+                " networks that cannot be trained yet, and what they need"
             )
         return self[name]
 

@@ -98,7 +98,8 @@ def decode_packets(packets: Iterator[Any], video: Any) -> Iterator[Any]:
         clear = {} if decoder is None else {frame.pts: frame for frame in decoder.decode(packet)}
         for frame in packet.decode():
             if frame.is_corrupt or (decoder is not None and frame.pts not in clear):
-                raise ValueError(f"the frame at {frame.time} s is damaged")
+                when = "" if frame.time is None else f" at {frame.time:.3f} s"
+                raise ValueError(f"a frame{when} is damaged")
             if decoder is not None:
                 frame.opaque = clear[frame.pts]
             yield frame

@@ -44,7 +44,7 @@ device."""
 
 CUSTOM_SIZE = "custom"
 """`model.name` of a network whose sizes are all set by keys."""
-OTHER_NETWORKS = "docs/families.md says what networks need that cannot be trained yet"
+OTHER_NETWORKS = "docs/families.md lists networks that cannot be trained yet, and what they need"
 """Last sentence of errors about unknown networks."""
 
 

@@ -142,8 +142,8 @@ class DiffusersSource:
         )
         if (second := diffusers_form(self.config).companion_of(self.config)) is not None:
             raise ConvertError(
-                f"{path} has model.{second.field}={second.value}, a network in two folders, and"
-                " Megatron-Bridge reads one; `python -m dit.convert import` reads both"
+                f"{path}: this network lies in two folders ({path.name} and {second.folder}), and"
+                " Megatron-Bridge reads one of them; use `python -m dit.convert import`"
             )
         folder.check(pairs(self.config))
         self.state = StateDict(_Source(folder))
@@ -214,7 +214,7 @@ class NetworkProvider(TransformerConfig, ModelProviderMixin):
 
 
 class NetworkBridge(MegatronModelBridge):
-    """Bridge between a network in Diffusers and in this project, by its family's name table."""
+    """Megatron-Bridge's bridge from a Diffusers network to ours, by the family's name table."""
 
     hf_config: ModelConfig  # of the source; Megatron-Bridge sets it where it makes the bridge
 

@@ -68,7 +68,7 @@ def model_config(
         )
     if needs := form.refused_pipelines.get(pipeline or ""):
         raise ConvertError(
-            f"{place} is of a {pipeline}, whose network needs {needs}. {OTHER_NETWORKS}"
+            f"{place} cannot be imported: a {pipeline} needs {needs}. {OTHER_NETWORKS}"
         )
     private = checked_json(PrivateKeys, content, place=place)
     unused = private.use_default_values
@@ -145,7 +145,10 @@ def _of_companion(
     keys = checked_json(one.keys.file, stated, place=where)
     unknown = [f"unknown keys {listed(keys.model_extra)}"] if keys.model_extra else []
     if wrong := [*unknown, *one.keys.unsupported(keys)]:
-        raise ConvertError(f"{where} describes a model that cannot be imported: {'; '.join(wrong)}")
+        raise ConvertError(
+            f"{where} describes a model that cannot be imported: {'; '.join(wrong)}. Set"
+            f" model.{one.field}={one.instead}, with shards that hold its outputs"
+        )
     return {**one.keys.settings(keys, None, {}), one.field: found}
 
 

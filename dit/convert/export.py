@@ -160,13 +160,13 @@ def _projection_folder(
     if place is None:
         return None
     try:
-        return open_folder(Path(place))
+        where = "--text-projection" if given else "the dataset card: --text_projection"
+        return open_folder(Path(place), option=where)
     except ConvertError as error:
-        where = "--text-projection" if given else "the dataset card says --text_projection"
         raise ConvertError(
-            f"{path} was trained on projected texts ({where} {place}), and an export takes the"
-            f" weights of the projection from there: {error}. Give --text-projection DIR, the"
-            " folder transformer of the pipeline that the data were packed with"
+            f"{path} was trained on projected texts, and the export needs the weights of that"
+            f" projection, which cannot be read: {error}. Give --text-projection DIR, the folder"
+            " transformer of the pipeline that the data were packed with"
         ) from error
 
 

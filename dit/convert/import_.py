@@ -159,8 +159,8 @@ def _write_checkpoint(
         written: list[_ImportedFile] = split_work(write, len(groups))  # type: ignore[assignment]
         if wrong := [name for file in written for name in file.not_finite]:
             raise ConvertError(
-                f"{source.headers[wrong[0]].file} has NaN or Inf in {listed(wrong)}; a network with"
-                " them computes nothing else: download it or export it again"
+                f"{source.headers[wrong[0]].file} has NaN or Inf in {listed(wrong)}, so that every"
+                " output would be NaN; download or export the weights again"
             )
 
         def finish() -> None:

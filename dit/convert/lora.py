@@ -282,8 +282,8 @@ def _base(base: Path) -> tuple[FrozenBase, RunConfig]:
     """(frozen weights, configuration of their network) of a checkpoint or Diffusers folder.
 
     Raises:
-        ConvertError: there are no weights.
-        CheckpointError: they are damaged.
+        ConvertError: there are no whole weights, or a Diffusers folder is not supported.
+        CheckpointError: the checkpoint has no manifest, or a file of it cannot be read.
     """
     path = find_checkpoint(base)
     if path is not None and adapters_of(path) is None:

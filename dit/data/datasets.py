@@ -340,7 +340,7 @@ def _read_yaml(path: EPath) -> Any:
         json.dumps(document, default=str)  # fails for a document that contains itself
     except Exception as error:  # of many kinds: the parser is written in C++
         raise DataError(
-            f"{path} is no YAML that can be read ({cause(error)}); restore it"
+            f"{path} cannot be read as YAML ({cause(error)}); correct or restore it"
         ) from error
     return document
 

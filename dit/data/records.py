@@ -211,7 +211,8 @@ def _checked(tensor: dict[str, Any], begin: int) -> _Stored:
     (start, stop), dtype, shape = tensor["data_offsets"], _DTYPES[tensor["dtype"]], tensor["shape"]
     if not _are_counts(shape) or math.prod(shape) * dtype.itemsize != stop - start:
         raise ValueError(
-            f"a tensor of type {tensor['dtype']} and shape {shape} has {stop - start} bytes"
+            f"a tensor of type {tensor['dtype']} and shape {shape} has {stop - start} bytes, which"
+            " do not fit them"
         )
     return _Stored(dtype=dtype, shape=shape, start=begin + start)
 

@@ -73,7 +73,7 @@ def _text(path: Path, config: RunConfig, translation: Translation, typed: list[S
 
 
 def _for_weights(recipe: RunConfig, given: Callable[..., Any]) -> ForWeights | None:
-    """Network and objective of `checkpoint.load_hf`; None if the file sets none."""
+    """Network and objective of the folder `checkpoint.load_hf`; None if that key is not set."""
     if given("checkpoint.load_hf") is None:
         return None
     from dit.convert.load_hf.settings import settings_of_folder

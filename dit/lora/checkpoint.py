@@ -298,9 +298,10 @@ def digest_of(checkpoint: Path) -> str:
     manifest = manifest_of(checkpoint)
     if manifest is None:
         raise CheckpointError(
-            f"{checkpoint} has no manifest.json, so that nobody can tell later whether its weights"
-            " are the same; load it once with checkpoint.finetune=true and train.train_iters=1, and"
-            " take the new checkpoint"
+            f"{checkpoint} has no manifest.json with checksums, which tell a later run that these"
+            " weights are unchanged; save it anew by a run of one step without adapters"
+            f" (lora.rank=null checkpoint.finetune=true checkpoint.load={checkpoint}"
+            " train.train_iters=1), and use the new checkpoint"
         )
     sums = {n: d.sha256 for n, d in manifest.files.items() if n.endswith((".distcp", ".metadata"))}
     return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()

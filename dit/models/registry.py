@@ -150,7 +150,7 @@ def family_named(name: str) -> Family:
 
 
 def imported(place: str) -> Callable[[], Any]:
-    """A function that imports and returns the object `place`, given as `module:attribute`."""
+    """Makes a function that imports and returns the object at `place`, a `module:attribute`."""
     return partial(resolve_name, place)
 
 

@@ -54,7 +54,7 @@ class GuidedPair(TwoNetworks):
 
     @torch.no_grad()
     def away(self, input_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Tensor:
-        """Output [T, C] of the network without captions."""
+        """Output [T, C] of the weaker network, from which guidance moves away."""
         return self._called(self.second)(input_TC, level_M, batch)
 
 

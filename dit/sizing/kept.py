@@ -106,8 +106,9 @@ def kept_of_text(model: ModelConfig, part: str) -> float:
 def _on_rank(model: ModelConfig) -> list[Kept]:
     """Bytes that a layer of each stack saves on one tensor and context rank of `model`.
 
-    Traces with one rank and with a few tensor ranks differ in the tensors that ranks divide: those
-    between two divided matrices.
+    A trace on one rank and a trace on a few tensor ranks are compared. They differ in the tensors
+    that tensor ranks divide, between a column-parallel and a row-parallel linear. The bytes for any
+    number of ranks follow from the difference.
     """
     ranks, whole = model.tensor_model_parallel_size, _traced_in(model)
     more = _exchanged(model, whole)

@@ -23,7 +23,7 @@ COMPONENTS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Components:
-    """Principal components of real digits or clips, and the coordinates of these."""
+    """Principal components of real digits or clips, and the coordinates of the digits or clips."""
 
     mean_P: np.ndarray
     axes_DP: np.ndarray

@@ -223,7 +223,10 @@ def install(wheelhouse: Path, site: Path) -> int:
     """
     wheels = sorted(wheelhouse.glob("*.whl"))
     if not wheels:
-        raise ValueError(f"{wheelhouse} has no wheels; `make wheelhouse` collects them elsewhere")
+        raise ValueError(
+            f"{wheelhouse} has no wheels; run `make wheelhouse` on a machine with"
+            " internet, and copy its folder here"
+        )
     listed = "".join(f"{wheel.name} {wheel.stat().st_size}\n" for wheel in wheels)
     stamp = site / "wheels.txt"
     if stamp.is_file() and stamp.read_text() == listed:

@@ -260,7 +260,8 @@ class CosmosPredict25Text(PretrainedTextEncoder):
 class LtxText(PretrainedTextEncoder):
     """Text encoder of LTX-Video: T5 on a padded caption, whose padding is cut off afterwards.
 
-    The class of the pipeline decides whether T5 attends to padding; the networks never do.
+    The class of the pipeline decides whether T5 attends to padding; the diffusion transformer never
+    sees it.
     """
 
     name = "ltx"

@@ -77,7 +77,7 @@ class PictureCode:
 
     @property
     def loops(self) -> bool:
-        """Whether the code is a loop over sampling steps, which reads `data_card` in the export."""
+        """Whether the code is a loop over sampling steps, and reads the export's data card."""
         sized = len(usual_size(self.card)) >= 3
         return self._of_pixels and sized and None not in (self._scheduler, self._call)
 

@@ -73,7 +73,7 @@ class RunFacts:
 
     @property
     def prompt(self) -> str:
-        """Prompt of the first picture, for the example code."""
+        """The first prompt of the pictures, or "a prompt" without any; for the example code."""
         return next((one.prompt for one in self.pictures if one.prompt), "a prompt")
 
     def lines(self) -> list[str]:

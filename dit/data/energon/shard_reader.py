@@ -268,7 +268,10 @@ def read_whole(reader: ShardInfosITarReader, index: int) -> dict[str, Any] | Non
     if record is None:
         return None
     if odd := [name for name in record if name.startswith("__") and name not in _OF_ENERGON]:
-        raise ValueError(f"a file of the sample has the extension {odd[0]!r}; rename it")
+        raise ValueError(
+            f"a file of the sample has the extension {odd[0]!r}, and names that begin with __ are"
+            " Energon's own; rename it"
+        )
     # Bytes that are no UTF-8 come as halves of surrogate pairs, which no file or log takes.
     name = record["__key__"].encode(errors="surrogateescape").decode(errors="backslashreplace")
     return {**record, "__key__": name}

@@ -69,7 +69,7 @@ def _head_width(model: ModelConfig) -> int:
 
 
 def fitting(case: AttentionCase) -> list[AttentionBackend]:
-    """The kernels that can compute `case`, in the order in which `auto` tries them.
+    """The kernels that `auto` tries for `case`, in order: its candidates that can compute it.
 
     The list is never empty: SDPA is always in it.
     """

@@ -72,7 +72,7 @@ class _Even:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Adjacent samples with equal numbers of queries and of keys."""
+    """Adjacent samples at equal distances, all with the same number of queries, and of keys."""
 
     queries: _Even
     keys: _Even

@@ -27,7 +27,7 @@ class NetworkSpec:
     """Whether the first pipeline stage has a conditioner, a network that processes captions before
     they are padded (Anima)."""
     text_layers: str = ""
-    """Prefix of the weights of layers over text before all stacks (Krea 2). These layers run on the
+    """Prefix of the weights of layers over text before all stacks. These layers run on the
     first pipeline stage and are recomputed in the backward pass; "" if there are none."""
     text_tokens: int | None = None
     """Number of tokens to which the text of each sample is padded; None: no padding."""

@@ -180,7 +180,7 @@ class Attend(LayerPart):
 
 @dataclass(frozen=True, slots=True)
 class KeyRows:
-    """Encoder states of which cross-attention computes keys and values; each rank has them all."""
+    """Encoder states from which cross-attention computes keys and values; all are on each rank."""
 
     width: int
     name: str = "text"

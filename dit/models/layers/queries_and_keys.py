@@ -227,7 +227,7 @@ class RotaryTable(nn.Module):
         `dtype` is the dtype of angles; Wan, FLUX, Lumina and HiDream use float64, because in
         float32 the cosine at position 1024 is off by 4e-5. With `rounded`, angles are rounded to
         float32 before their cosines are computed, as in Z-Image. With `twisted`, numbers 2i and
-        2i + 1 of a head have angle i (ERNIE-Image): because `rotate` pairs numbers half a head
+        2i + 1 of a head have angle i: because `rotate` pairs numbers half a head
         apart, the two numbers of a pair then have different angles.
         """
         super().__init__()

@@ -350,9 +350,10 @@ class Ltx2Network(StackedTransformer):
         return AttendedRows(rows_LE=blocks[_text(row)], spans=spans)
 
     def _owners(self, batch: PackedBatch) -> Mapping[str, PerSample]:
-        """The sample of each token of each text, by the name of the text.
+        """For each text, by name, the row of the modulation table that each of its tokens gets.
 
-        If the modulation of captions does not depend on the timestep, it is 0 for all tokens.
+        This is the index of the token's sample, or 0 for all tokens if the modulation of captions
+        does not depend on the timestep.
         """
         found = dict[str, PerSample]()
         told = self.model.text_modulation is TextModulation.TOLD

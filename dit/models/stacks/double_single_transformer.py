@@ -1,7 +1,7 @@
 """Networks of double-stream layers, then single-stream layers, with one text input.
 
-FLUX.1, FLUX.2 and Chroma are such networks, with different modulations. FLUX.3 has separate layers
-of text and pictures instead of double-stream layers.
+FLUX.1, FLUX.2 and Chroma are such networks, with different modulations. A family may have separate
+layers of text and pictures instead of double-stream layers.
 """
 
 # T packed tokens, M timesteps, C patch features, D model width, L text tokens, E text width

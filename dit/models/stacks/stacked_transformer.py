@@ -359,7 +359,7 @@ class StackedTransformer(MegatronModule):
         return batch
 
     def hidden_rows(self, batch: PackedBatch) -> Mapping[str, int]:
-        """The number of tokens on this rank of each stream of hidden states, by name."""
+        """The number of tokens on this rank, for each stream of hidden states by its name."""
         return {"hidden": len(batch.segment_T) // self.token_parts}
 
     def hidden_width(self, name: str) -> int:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""Layers that process, or change, only some tokens of a row, as a `View` specifies."""
+"""Classes that apply a `View`: they restrict the tokens that a layer gets, or that it changes."""
 # T tokens of a row (a stream of tokens) on this rank, D model width
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python recipes/decode_latents.py --latents samples --output_dir samples/decoded
 
-The output folder may be that of the latents, which stay there and are listed with their pictures.
+The output folder may be the folder of the latents; samples.json then lists both.
 """
 
 # C latent channels; F H W 3 frames, rows, columns, colours of one picture

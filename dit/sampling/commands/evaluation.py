@@ -1,4 +1,4 @@
-"""Options and report of programs that judge what a checkpoint generates."""
+"""Options, and the report's folder, of programs that judge what a checkpoint generates."""
 
 from __future__ import annotations
 

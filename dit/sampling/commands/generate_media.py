@@ -201,9 +201,9 @@ def _conditions_of(options: GenerationOptions, opened: OpenCheckpoint) -> tuple[
         one.check(_size(options)[0])
     if found and family_of(model).conditions(model) is None:
         raise ValueError(
-            f"{found[0].option} {found[0].file}: the network takes no pictures or clips with"
-            " --at_frame, --strength or --condition_noise (LTX-Video from 0.9.5 on does); leave"
-            " these options out"
+            f"{found[0].option} {found[0].file}: the network shows no pictures or clips at chosen"
+            " frames (LTX-Video from 0.9.5 on does); leave out --video, --at_frame, --strength and"
+            " --condition_noise"
         )
     return found
 

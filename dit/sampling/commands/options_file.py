@@ -145,9 +145,10 @@ def _settings(path: Path) -> Iterator[tuple[str, Any, str]]:
 
 
 def _tokens(action: argparse.Action, name: str, value: Any, named: str) -> list[str]:
-    """The command-line arguments for a setting `name` of the file with the value `value`.
+    """Command-line arguments that give the option `name` the `value` that a file states.
 
-    `action` is the option of the parser; messages call the setting `named`.
+    `action` is the parser's action for the option. Messages call the setting by the text `named`,
+    such as `steps=3 (f.yaml:2)`.
 
     Raises:
         ValueError: the option takes another type or number of values.

@@ -1,7 +1,7 @@
-"""Start of a run with adapters: frozen weights, initial values, checks; also for generation.
+"""Start of a run with adapters: frozen weights, initial values, checks; and loading for generation.
 
 1. AdapterStart  the adapters that a run trains (`dit.lora.checkpoint`), with its frozen weights
-2. load_adapted  loads adapters and their base from a checkpoint into a network that generates
+2. load_adapted  loads a checkpoint's adapters, and the base that it names, into a network
 """
 
 from __future__ import annotations

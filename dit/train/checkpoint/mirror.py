@@ -4,9 +4,9 @@
 2. Mirror     after each save, a thread of the first rank copies the new checkpoint
 
 `to_fetch` tells a dry run which checkpoint a start would fetch. The store keeps as many checkpoints
-as the run folder (`checkpoint.keep_last`, and the one with the lowest validation loss). Errors of
-the store do not end the run: they are logged and counted, and the copy is tried again at the next
-save and at the end.
+as the run folder (`checkpoint.keep_last`, and the one with the lowest validation loss). A start
+without a local checkpoint fails if the store cannot be read. Later errors of the store do not end
+the run: they are logged and counted, and the copy is tried again at the next save and at the end.
 """
 
 from __future__ import annotations

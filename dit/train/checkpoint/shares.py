@@ -48,7 +48,8 @@ def assign(sizes: Sequence[WeightSize], *, tensor_ranks: int, data_ranks: int) -
     Of a `split` weight, each tensor rank stores its own part, at the data rank that is returned.
     The largest weights are assigned first. Each goes to a rank that updates most of it, so that
     little is sent; or, if that rank would then exceed the mean, to the rank with the fewest bytes
-    so far. So no rank gets more than the mean plus the largest weight.
+    so far. If all weights are split, or none is, no rank gets more than the mean plus the largest
+    weight.
     """
     bytes_TD = np.zeros((tensor_ranks, data_ranks))
     total = sum(size.bytes * (tensor_ranks if size.split else 1) for size in sizes)
