@@ -23,10 +23,10 @@ gradients. The gradient of queries with one key each is 2e-7 of it, mere roundin
 def gradient_sizes(gradients: Sequence[Tensor]) -> list[Tensor]:
     """Estimates the size of the terms of each gradient element, which bounds its rounding error.
 
-    An element is a sum, whose terms are not known. Their size is taken as the absolute value of the element plus the root
-    mean square of its tensor. A tensor may be nothing but rounding error, such as the gradient of
-    the norm of keys if there is one key; its root mean square therefore counts as at least `_SMALL`
-    of that of all gradients.
+    An element is a sum, whose terms are not known. Their size is taken as the absolute value of the
+    element plus the root mean square of its tensor. A tensor may be nothing but rounding error,
+    such as the gradient of the norm of keys if there is one key; its root mean square therefore
+    counts as at least `_SMALL` of that of all gradients.
     """
     squares = [gradient.double().square() for gradient in gradients]
     count = sum(square.numel() for square in squares)

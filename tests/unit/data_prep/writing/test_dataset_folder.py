@@ -197,7 +197,7 @@ def test_a_folder_of_other_options_or_of_others_is_never_touched(
     assert content_of(tmp_path / "out") == content_of(packed)
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "notes.md").write_text("mine")
-    with pytest.raises(PrepError, match=r"is not empty.*notes.md.*--overwrite"):
+    with pytest.raises(PrepError, match=r"is not empty.*notes.md.*give another folder"):
         pack_digits(tmp_path / "theirs")
     assert [path.name for path in (tmp_path / "theirs").iterdir()] == ["notes.md"]
 
