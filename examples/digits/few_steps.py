@@ -43,6 +43,7 @@ STUDENTS: Mapping[str, tuple[int, Sequence[str]]] = {
     "opd_4": (4, OPD),
     "opd_4_one": (4, [*OPD, "distill.teacher_steps=1"]),
     "opd_1": (1, OPD),
+    "opd_1_16": (1, [*OPD, "distill.teacher_steps=16"]),
     "dmd_4": (4, DMD),
     "dmd_1": (1, DMD),
 }
@@ -54,6 +55,7 @@ CURVES: Mapping[str, tuple[Sequence[str], str]] = {
     ),
     "average velocity": (("opd_1", "opd_4"), "#1f6fb4"),
     "the same, one teacher step": (("opd_4_one",), "#c77700"),
+    "the same, 16 teacher steps": (("opd_1_16",), "#7a4fb5"),
     "DMD2": (("dmd_1", "dmd_4"), "#2a8a3e"),
 }
 """(names of rows, colour) of each curve of the figure, by its label."""

@@ -94,7 +94,7 @@ def test_prompt_for_a_model_without_its_text_encoder_and_too_few_processes(enter
     error = enter("generate_dit", *_picture(tmp_path)).error()
     assert all(part in error for part in (str(tmp_path), "without a text encoder", "train on a"))
     error = enter("generate_dit", *_picture(tmp_path), "--context_parallel_size", "2").error()
-    assert "1 processes" in error and "--nproc-per-node 2" in error
+    assert "the number of processes (1)" in error and "--nproc-per-node 2" in error
 
 
 @pytest.mark.slow

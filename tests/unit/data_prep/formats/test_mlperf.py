@@ -387,9 +387,9 @@ def test_a_tar_of_something_else_is_not_linked(
 
 def test_the_command_of_the_message_runs_as_it_is_printed(theirs: Path, tmp_path: Path) -> None:
     folder = theirs.rename(tmp_path / "MLPerf's Größe für alle")
-    with pytest.raises(DataError, match=r"by `(.*)`") as caught:
+    with pytest.raises(DataError, match=r"with `(.*)`") as caught:
         check_data(config(folder))
-    words = shlex.split(re.findall("by `(.*)`", str(caught.value))[0])
+    words = shlex.split(re.findall("with `(.*)`", str(caught.value))[0])
     assert words[:3] == ["python", "-m", "data_prep"] and main(words[3:]) == 0
     assert check_data(config(Path(words[-1]))).samples == 8
 
