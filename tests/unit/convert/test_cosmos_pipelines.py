@@ -135,5 +135,5 @@ def test_pipelines_that_would_feed_other_inputs(groups, tmp_path):
 def test_a_scale_of_levels_that_the_pipeline_does_not_have(groups, tmp_path):
     source = save(tmp_path / "hf", pipeline("images"))
     done = import_weights(source, tmp_path / "a", objective=["objective.timestep_scale=1000"])
-    with pytest.raises(ConvertError, match=r"timestep_scale=1000\.0, but Cosmos2TextToImage.*1\.0"):
+    with pytest.raises(ConvertError, match=r"timestep_scale=1000\.0, and Cosmos2TextToImage.*1\.0"):
         export_weights(done.path, tmp_path / "back", ExportOptions(pipeline_from=source))
