@@ -258,7 +258,7 @@ def read_whole(reader: ShardInfosITarReader, index: int) -> dict[str, Any] | Non
     """The record `index`, read by Energon's own reader; None if the split excludes it.
 
     Raises:
-        ValueError: a file of the sample has an extension that begins with `__`, as Energon's own do.
+        ValueError: a file's extension begins with `__`, and is none of Energon's own.
         Exception: of many kinds, for a damaged tar or index.
     """
     shard = bisect_right(reader.shard_count_cumsum, index) - 1
