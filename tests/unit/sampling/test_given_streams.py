@@ -99,7 +99,7 @@ def test_short_files_give_beginnings_of_whole_tokens(tmp_path: Path) -> None:
     assert np.array_equal(WAVE.decode(made.given_KA).numpy(), wave_CS[:, :2000])
     said = StreamFiles(frames_of=clip).notes(opened(), size=SIZE, fps=FPS)
     assert [one.partition(" gives ")[2] for one in said] == [
-        "the first 6 of 9 frames; the rest is made"
+        "the first 6 of 9 frames; the rest is generated"
     ]
 
 

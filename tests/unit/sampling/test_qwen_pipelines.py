@@ -53,7 +53,7 @@ def test_pictures_are_edited(groups, tmp_path: Path, size: str, most: int) -> No
     pipeline(tmp_path / "text", "qwen_image")
     of_text = opened(tmp_path / "text")
     with pytest.raises(
-        ConvertError, match=rf"reference_latents=0, and {type(pipe).__name__} shows"
+        ConvertError, match=rf"reference_latents=0, but {type(pipe).__name__} passes"
     ):
         options = ExportOptions(pipeline_from=tmp_path / "pipeline")
         export_weights(of_text.path, tmp_path / "wrong", options)

@@ -88,7 +88,9 @@ def test_the_scale_is_that_of_the_run_unless_given() -> None:
 
 
 def test_a_scale_without_references_is_refused() -> None:
-    words = r"eference_guidance.2(\.0)?: model.family=omnigen2 .*model.reference_latents=0.; leave"
+    words = (
+        r"eference_guidance.2(\.0)?: .*model.family=omnigen2 .*model.reference_latents=0.; leave"
+    )
     with pytest.raises(ConfigError, match=words):
         _run("validation.reference_guidance=2", references=0)
     run: Any = SimpleNamespace(config=_run(references=0), path=Path("run"))
