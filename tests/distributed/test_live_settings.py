@@ -239,6 +239,7 @@ def test_every_live_key_has_a_check():
     checked |= {f"distill.critic_lr_{key}" for key in ("decay_style", "warmup_iters")}
     checked |= {"distill.gan_weight"}  # has one value
     checked |= {"lora.frozen_adapter"}  # test_frozen_adapter.py: another place of the same file
+    checked |= {"model.cross_levels"}  # test_ltx2.py
     for tokens, _ in LAYOUTS:
         checked |= _keys(tokens)
     for table in (steps.WEIGHTS, steps.AVERAGES, steps.SAMPLES):
