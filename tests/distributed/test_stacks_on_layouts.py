@@ -31,7 +31,6 @@ CONTAINED = {
     *("wan2.1_flf2v_14b", "wan2.2_i2v_a14b", "flux1_schnell", "qwen_image", "sd3"),
     *("hunyuanvideo_i2v_33ch", "ltxv_2b_0.9", "flux2_klein_4b", "flux3_klein"),
     "qwen_image21",
-    # test_ltx2_layouts.py trains the second of these, with its sound.
     *("ltx2.0", "ltx2.3", "ltx2.5"),
 }
 OTHERS = [
@@ -43,6 +42,9 @@ OTHERS = [
 # Of two pipeline stages the first has layers of both kinds, of four the first has the first kind.
 FLUX = ("--family", JOINT, "model.num_layers=2", "model.num_single_layers=3")
 SHORT = ("model.num_layers=2",)
+GIVEN_STREAMS = (
+    *("objective.video_given=0.3", "objective.sound_given=0.2", "objective.sound_prefix=0.3"),
+)
 # One of each kind of stacks; the others of `--family all` are trained in shares by hand.
 IN_SHARES = ("wan2.2_ti2v_5b", JOINT, "hunyuanvideo_i2v", "chroma", "ltxv_2b", REFINED)
 TOY, CROSS = ("--family", "toy"), ("objective.name=flow",)
@@ -97,11 +99,12 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("tp2+sp+frozenlora", "pp2+lastlora", "tp2+cp2+pp2+lora+drop"),
     ),
     "latents, text and sound": (
-        (
-            *("--family", "toy_sound", *SHORT, "objective.video_given=0.3"),
-            *("objective.sound_given=0.2", "objective.sound_prefix=0.3"),
-        ),
+        ("--family", "toy_sound", *SHORT, *GIVEN_STREAMS),
         ("tp2+sp+cp2+pp2+muon+route", "tp2+cp2+lora"),
+    ),
+    "frames and sound of a published network": (
+        ("--family", "ltx2.3", *SHORT, *GIVEN_STREAMS),
+        ("tp2+sp+cp2+pp2",),
     ),
     "all other kinds": (("--family", *OTHERS, *SHORT), ("tp2+sp+cp2+pp2",)),
     "refiners and grouped heads, many layouts": (
@@ -360,6 +363,8 @@ def test_what_a_case_trains_is_there(found):
     assert {"told.guidance.linear_1.weight", "single_blocks.layers.2.linear_in.bias"} <= names
     gradients = found["cubes"][0]["tensors"]["gradient"]
     assert "blocks.layers.1.self_attention.linear_gate.bias" in gradients
+    gradients = found["frames and sound of a published network"][0]["tensors"]["gradient"]
+    assert {"sound_in.patches.weight", "sound_proj_out.weight"} <= gradients.keys()
     names = found["image rows"][0]["tensors"]["weight"].keys()
     assert "blocks.layers.3.cross_attention.linear_image_kv.weight" in names
 

@@ -180,7 +180,7 @@ TINY = {
     **{"in_channels": 4, "out_channels": 4, "audio_in_channels": 3, "audio_out_channels": 3},
     **{"caption_channels": 16, "num_layers": 2, "rope_type": "split"},
 }
-"""Of config.json: as of 2.0, with two pairs in front that are not turned."""
+"""Keys of config.json of the test networks: 2.0's, with two pairs of numbers that do not rotate."""
 _OF_SOUND = ("audio", "av_cross", "a2v", "video_to", "keyframes")
 
 

@@ -344,21 +344,13 @@ def ltx(root: Path, *, pipeline: str = "LTXConditionPipeline") -> Path:
     return save(root, parts)
 
 
-def ltx2(root: Path, *, version: str = "2.3") -> Path:
-    """The parts of LTX-2.0, or of 2.3, which projects captions for each of its streams."""
+def ltx2_vaes() -> dict[str, Any]:
+    """Tiny VAEs of LTX-2's frames (8 channels) and sound (4 x 4), by their names in a pipeline."""
     from diffusers import AutoencoderKLLTX2Audio, AutoencoderKLLTX2Video
-    from diffusers.pipelines.ltx2 import connectors, vocoder
-    from transformers import (
-        Gemma3Config,
-        Gemma3ForConditionalGeneration,
-        Gemma3TextConfig,
-        SiglipVisionConfig,
-    )
 
-    widths, layers = (8,) * 4, (1,) * 5
     vae = AutoencoderKLLTX2Video(
-        latent_channels=8, block_out_channels=widths, decoder_block_out_channels=(8, 16, 32),
-        layers_per_block=layers, decoder_layers_per_block=(1,) * 4,
+        latent_channels=8, block_out_channels=(8,) * 4, decoder_block_out_channels=(8, 16, 32),
+        layers_per_block=(1,) * 5, decoder_layers_per_block=(1,) * 4,
         spatial_compression_ratio=32, temporal_compression_ratio=8,
     )  # fmt: skip
     heard = AutoencoderKLLTX2Audio(
@@ -367,6 +359,20 @@ def ltx2(root: Path, *, version: str = "2.3") -> Path:
     for one, size in ((vae, 8), (heard, 16)):
         one.latents_mean.copy_(torch.linspace(-0.5, 0.5, size))
         one.latents_std.copy_(torch.linspace(0.5, 2, size))
+    return {"vae": vae, "audio_vae": heard}
+
+
+def ltx2(root: Path, *, version: str = "2.3") -> Path:
+    """The parts of LTX-2.0, or of 2.3, which projects captions for each of its streams."""
+    from diffusers.pipelines.ltx2 import connectors, vocoder
+    from transformers import (
+        Gemma3Config,
+        Gemma3ForConditionalGeneration,
+        Gemma3TextConfig,
+        SiglipVisionConfig,
+    )
+
+    vaes = ltx2_vaes()
     is_first, lengths = version == "2.0", {"resnet_kernel_sizes": [3], "resnet_dilations": [[1]]}
     made: Any = vocoder.LTX2Vocoder(in_channels=32, hidden_channels=32, **lengths)
     if not is_first:
@@ -395,7 +401,7 @@ def ltx2(root: Path, *, version: str = "2.3") -> Path:
         audio_connector_attention_head_dim=8, video_connector_num_learnable_registers=16,
         audio_connector_num_learnable_registers=16, **({} if is_first else own),
     )  # fmt: skip
-    parts = {"vae": vae, "audio_vae": heard, "vocoder": made, "text_encoder": gemma}
+    parts = {**vaes, "vocoder": made, "text_encoder": gemma}
     parts["connectors"] = connected
     return save(root, {**{k: randomized(v) for k, v in parts.items()}, "tokenizer": tokenizer(64)})
 

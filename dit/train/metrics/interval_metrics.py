@@ -229,7 +229,7 @@ class Preferences:
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """The accumulated tensor [5]: sums over pairs of each of `NAMES`, and number of pairs."""
+        """One accumulated tensor [5]: sums over pairs of each of `NAMES`, and number of pairs."""
         return {"preference.sums": self.total_5}
 
     def add(self, losses: Sequence[PackLoss]) -> None:
@@ -257,7 +257,7 @@ class StreamLosses:
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """The accumulated tensor [3, 2]: numerator and denominator of each metric in `values`.
+        """One accumulated tensor [3, 2]: numerator and denominator of each metric in `values`.
 
         The rows are (sum of errors, tokens) of frames, (sum of errors, tokens) of sound, and
         (samples with sound, all samples).
@@ -309,7 +309,7 @@ class StudentLatents:
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """The accumulated tensor [2, 3]: (count, sum, sum of squares) for student and data."""
+        """One accumulated tensor [2, 3]: (count, sum, sum of squares) for student and data."""
         return {"student_latents.sums": self.total_23}
 
     def add(self, losses: Sequence[PackLoss]) -> None:

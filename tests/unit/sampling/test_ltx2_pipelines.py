@@ -9,8 +9,8 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from diffusers import AutoencoderKLLTX2Audio, AutoencoderKLLTX2Video, LTX2Pipeline
 from diffusers import FlowMatchEulerDiscreteScheduler as Scheduler
+from diffusers import LTX2Pipeline
 from torch import Tensor
 
 from dit.config import Sampler
@@ -22,6 +22,7 @@ from dit.sampling.generate import Generated, Request, SamplingSettings, generate
 from dit.train.checkpoint.state_dict import load_weights
 from tests.families import ltx2
 from tests.families.case import gap
+from tests.families.pipeline_parts import ltx2_vaes
 
 SIZE, FPS, STEPS = (3, 4, 6), 12.0, 4
 PIXELS = {"num_frames": 17, "height": 128, "width": 192, "frame_rate": FPS}
@@ -62,24 +63,12 @@ def texts_of(model: Any) -> dict[str, dict[str, Tensor]]:
 def made(request: Any, groups: Any, tmp_path_factory: Any) -> tuple[Any, Any, Any]:
     """A pipeline without text encoder, our network with its weights, and the run of it."""
     folder = tmp_path_factory.mktemp("ltx2")
-    vae = AutoencoderKLLTX2Video(
-        latent_channels=8, block_out_channels=(8,) * 4, decoder_block_out_channels=(8, 16, 32),
-        layers_per_block=(1,) * 5, decoder_layers_per_block=(1,) * 4,
-        spatial_compression_ratio=32, temporal_compression_ratio=8,
-    )  # fmt: skip
-    heard = AutoencoderKLLTX2Audio(
-        base_channels=16, ch_mult=(1, 1, 1), num_res_blocks=1, latent_channels=4, mel_bins=16,
-    )  # fmt: skip
-    for one, size in ((vae, 8), (heard, 16)):
-        one.latents_mean.copy_(torch.linspace(-0.5, 0.5, size))
-        one.latents_std.copy_(torch.linspace(0.5, 2, size))
     none = dict.fromkeys(("text_encoder", "tokenizer", "connectors", "vocoder"))
     version = ltx2.VERSIONS[request.param]
     pipe = LTX2Pipeline(
         transformer=ltx2.CASE.random(seed=4, **NETWORK, **version),
         scheduler=Scheduler(**SCHEDULER),
-        vae=vae,
-        audio_vae=heard,
+        **ltx2_vaes(),
         **none,
     )
     pipe.set_progress_bar_config(disable=True)
