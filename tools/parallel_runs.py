@@ -177,8 +177,8 @@ def _share(batch: Any, step: int, mesh: DeviceMesh) -> Any:
     for one in tree_leaves(batch):
         if isinstance(one, Tensor) and one.ndim and len(one) % size:
             raise RefusedModuleError(
-                f"batch {step} has a tensor of {tuple(one.shape)}, whose first axis {size}"
-                f" data ranks cannot divide; let `batches` return a multiple of {size} samples"
+                f"batch {step} has a tensor of {tuple(one.shape)}, and {size} data ranks cannot"
+                f" divide its first axis; let `batches` return a multiple of {size} samples"
             )
     return tree_map_only(Tensor, lambda one: one.chunk(size)[rank] if one.ndim else one, batch)
 

@@ -77,7 +77,7 @@ def test_exports_have_the_projection_and_open(imported: Path, theirs: Path, tmp_
 def test_without_a_folder_it_is_an_error(imported: Path, theirs: Path, tmp_path: Path) -> None:
     run = named(tmp_path / "run", imported, tmp_path / "gone")
     options = ExportOptions(scheduler=False)
-    with pytest.raises(ConvertError, match=r"card says .*gone\).*Give --text-projection DIR"):
+    with pytest.raises(ConvertError, match=r"dataset card: .*gone .*Give --text-projection DIR"):
         export_weights(run, tmp_path / "none", options)
     other = tmp_path / "other"
     random_model(**NETWORKS["video"]).save_pretrained(other)

@@ -200,7 +200,7 @@ def test_a_neighbour_has_no_conditions(parts: tuple[Any, OpenCheckpoint]) -> Non
 def test_other_networks_are_given_none(groups: Any, tmp_path: Path) -> None:
     pipeline(tmp_path, EVEN)
     run, found = opened(tmp_path), files(tmp_path)
-    with pytest.raises(ValueError, match=r"--image .*png: the network takes no pictures or"):
+    with pytest.raises(ValueError, match=r"--image .*png: the network shows no pictures or"):
         options = options_of([(PICTURE, 8, 1.0)], found)
         generate_opened(run, [Prompt(text=PROMPT)], seed=0, options=options)
 
