@@ -320,7 +320,7 @@ def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> Ge
             " leave it out, and use --guidance"
         )
     model, least = opened.config.model, options.guidance_least_norm
-    if options.sigmas and opened.config.objective.name is not ObjectiveName.FLOW:
+    if options.sigmas and opened.config.objective.name != ObjectiveName.FLOW:
         raise ValueError(
             f"--sigmas: the network of {opened.path} was not trained by flow matching; leave them"
             " out, and use --num_steps"

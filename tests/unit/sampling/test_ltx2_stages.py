@@ -12,26 +12,30 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from diffusers import (
+    AutoencoderKLLTX2Audio,
+    AutoencoderKLLTX2Video,
+    LTX2LatentUpsamplePipeline,
+    LTX2Pipeline,
+)
 from diffusers import FlowMatchEulerDiscreteScheduler as Scheduler
-from diffusers import LTX2LatentUpsamplePipeline, LTX2Pipeline
 from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 from diffusers.pipelines.ltx2.utils import DISTILLED_SIGMA_VALUES, STAGE_2_DISTILLED_SIGMA_VALUES
 from torch import Tensor
 
-from dit.codecs.vae.ltx import Ltx2
 from dit.config import Sampler
 from dit.convert.import_ import import_weights
-from dit.distributed.model_parallel import FullForward
-from dit.models.registry import family_of
+from dit.sampling.commands import stages
+from dit.sampling.commands.generate_media import generate_opened, notes_on
+from dit.sampling.commands.load_options import LoadOptions
 from dit.sampling.commands.options import GenerationOptions
 from dit.sampling.commands.stages import SECOND_STAGE, Stages
 from dit.sampling.conditions.sound import JointStreams, SoundRequest, sound_frames
-from dit.sampling.generate import Generated, Request, SamplingSettings
-from dit.sampling.latent_sizes import LatentStride
-from dit.train.checkpoint.state_dict import load_weights
-from tests.families import ltx2
+from dit.sampling.generate import Generated, Request, SamplingSettings, generate_streams
+from dit.sampling.open_checkpoint import OpenCheckpoint, open_checkpoint
+from dit.sampling.prompts import Prompt
+from tests.families import ltx2, pipeline_parts
 from tests.families.case import gap
-from tests.families.pipeline_parts import ltx2_vaes, randomized
 from tests.unit.sampling.test_ltx2_pipelines import FPS, NETWORK, SCHEDULER, Connected, texts_of
 
 FRAMES, CELL = 17, 32
@@ -49,36 +53,35 @@ OFF = {
 def upsampler(scale: float, **changes: Any) -> Any:
     """A tiny random network that enlarges latents of 8 channels."""
     sizes: dict[str, Any] = {"in_channels": 8, "mid_channels": 32, "num_blocks_per_stage": 1}
-    return randomized(
+    return pipeline_parts.randomized(
         LTX2LatentUpsamplerModel(**{**sizes, "rational_spatial_scale": scale} | changes)
     )
 
 
 @pytest.fixture(scope="module")
-def made(groups: Any, tmp_path_factory: Any) -> tuple[Any, Any, Any]:
-    """A pipeline without text encoder, our network with its weights, and what a run of it opens."""
+def made(groups: Any, tmp_path_factory: Any) -> tuple[Any, OpenCheckpoint]:
+    """A pipeline without text encoder, and the import of the whole pipeline, opened."""
+    del groups  # process groups for the import
     folder = tmp_path_factory.mktemp("ltx2")
+    source = pipeline_parts.ltx2(folder / "pipeline")
+    widths = {"attention_head_dim": 8, "audio_attention_head_dim": 4, "caption_channels": 16}
+    widths |= {"cross_attention_dim": 32, "audio_cross_attention_dim": 16}
+    network = ltx2.CASE.random(seed=4, **NETWORK, **ltx2.VERSIONS["2.3"] | widths)
+    network.save_pretrained(source / "transformer")
+    vaes: dict[str, Any] = {
+        "vae": AutoencoderKLLTX2Video.from_pretrained(source / "vae"),
+        "audio_vae": AutoencoderKLLTX2Audio.from_pretrained(source / "audio_vae"),
+    }
     none = dict.fromkeys(("text_encoder", "tokenizer", "connectors", "vocoder"))
-    network = ltx2.CASE.random(seed=4, **NETWORK, **ltx2.VERSIONS["2.3"])
-    pipe = LTX2Pipeline(
-        transformer=network, scheduler=Scheduler(**SCHEDULER), **ltx2_vaes(), **none
-    )
-    pipe.set_progress_bar_config(disable=True)
-    pipe.save_pretrained(folder / "pipeline")
-    done = import_weights(folder / "pipeline", folder / "ours")
-    own: Any = family_of(done.config.model).network()(done.config.model, groups)
-    load_weights(done.path, [own], groups, averaged=False)
-    decoder = Ltx2._of(model_name=str(folder / "pipeline"))
     # As the documentation of the distilled networks says.
     fixed = {"use_dynamic_shifting": False, "shift_terminal": None}
-    pipe.scheduler = Scheduler.from_config(pipe.scheduler.config, **fixed)
-    run = SimpleNamespace(
-        config=done.config,
-        decoder=decoder,
-        latent_stride=LatentStride.of(decoder, done.config.model),
-        path=done.path,
+    pipe = LTX2Pipeline(
+        transformer=network, scheduler=Scheduler(**SCHEDULER | fixed), **vaes, **none
     )
-    return pipe, FullForward([own.eval()]), run
+    pipe.set_progress_bar_config(disable=True)
+    done = import_weights(source, folder / "ours")
+    options = LoadOptions(t5_cache_dir=str(source))
+    return pipe, open_checkpoint(done.path, weights="model", options=options)
 
 
 def noise(latent_FHW: tuple[int, ...], config: Any) -> tuple[Tensor, Tensor]:
@@ -135,7 +138,7 @@ def theirs(pipe: Any, run: Any, enlarge: Any, small: Any, large: Any) -> Generat
     return Generated(video[0], rows[0].T)
 
 
-def ours(network: Any, run: Any, options: GenerationOptions) -> Generated:
+def ours(run: OpenCheckpoint, options: GenerationOptions) -> Generated:
     def request(index: int, size: Any) -> Request:
         return Request(
             **texts_of(run.config.model),
@@ -154,10 +157,10 @@ def ours(network: Any, run: Any, options: GenerationOptions) -> Generated:
         found_TC[first : first + noise_KA.shape[1], :16] = noise_KA.T
         return found_TC
 
-    stages = Stages.of(options, run)
+    both = Stages.of(options, run)
     with patch.object(JointStreams, "noise", drawn):
-        (found,) = stages.generate(
-            network,
+        (found,) = both.generate(
+            run.model,
             {0: (FRAMES, options.height or 0, options.width or 0)},
             request,
             config=run.config,
@@ -177,13 +180,13 @@ def ours(network: Any, run: Any, options: GenerationOptions) -> Generated:
 def test_both_stages_are_those_of_the_pipelines(
     made: Any, tmp_path: Path, scale: float, asked: Any, small: Any, large: Any
 ) -> None:
-    pipe, network, run = made
+    pipe, run = made
     enlarge = upsampler(scale)
     enlarge.save_pretrained(tmp_path / "latent_upsampler")
     options = GenerationOptions(
         upsampler=str(tmp_path), sigmas=tuple(SIGMAS), height=asked[0], width=asked[1]
     )
-    found, wanted = ours(network, run, options), theirs(pipe, run, enlarge, small, large)
+    found, wanted = ours(run, options), theirs(pipe, run, enlarge, small, large)
     assert tuple(STAGE_2_DISTILLED_SIGMA_VALUES) == SECOND_STAGE
     assert found.latent_CFHW.shape == (8, *large)
     assert found.sound_KA is not None and wanted.sound_KA is not None
@@ -206,7 +209,34 @@ def test_another_upsampler_is_refused(made: Any, tmp_path: Path, changes: Any, s
         config = {"_class_name": "LTX2LatentUpsamplerModel", "in_channels": 8, **changes}
         (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=rf"--upsampler {tmp_path}: .*{said}"):
-        Stages.of(GenerationOptions(upsampler=str(tmp_path)), made[2])
+        Stages.of(GenerationOptions(upsampler=str(tmp_path)), made[1])
+
+
+def test_an_imported_pipeline_makes_clips_with_sound_in_two_stages(
+    made: Any, tmp_path: Path
+) -> None:
+    _, run = made
+    upsampler(2.0).save_pretrained(tmp_path)
+    options = GenerationOptions(
+        **{"height": 96, "width": 130, "num_video_frames": FRAMES, "fps": FPS, "guidance": 1.0},
+        **{"sampler": "euler", "sigmas": (1.0, 0.5), "upsampled_sigmas": (0.5,)},
+        upsampler=str(tmp_path),
+    )
+    prompts, taken = [Prompt(text="a bell")], list[tuple[Any, Any]]()
+
+    def watched(model: Any, requests: Any, *, config: Any, **told: Any) -> Any:
+        levels = config.objective.sampling_timesteps
+        taken.append((requests[0].latent_FHW, levels))
+        return generate_streams(model, requests, config=config, **told)
+
+    with patch.object(stages, "generate_streams", watched):
+        (clip,) = generate_opened(run, prompts, seed=0, options=options)
+    assert taken == [((3, 2, 3), (1000, 500)), ((3, 4, 6), (500,))]
+    assert clip.frames_FHW3.shape == (FRAMES, 96, 130, 3)
+    # Of 35 latents of sound, 4 frames of 10 ms each but the first, which has one.
+    assert clip.sound is not None and clip.sound.samples_CS.shape == (2, 480 * (4 * 35 - 3))
+    (note,) = notes_on(run, options, prompts)
+    assert note.startswith("generates 128 rows instead of 96, 192 columns instead of 130")
 
 
 def test_damaged_weights_are_found_before_the_first_stage(made: Any, tmp_path: Path) -> None:
@@ -216,7 +246,7 @@ def test_damaged_weights_are_found_before_the_first_stage(made: Any, tmp_path: P
     options = GenerationOptions(upsampler=str(tmp_path), height=128, width=192)
     said = f"--upsampler {tmp_path}: the weights cannot be read .*; download the folder again"
     with pytest.raises(ValueError, match=said):
-        ours(None, made[2], options)
+        ours(made[1], options)
 
 
 def test_other_networks_have_one_stage(made: Any, tmp_path: Path) -> None:
