@@ -57,7 +57,7 @@ class OpenCheckpoint:
     card: dict[str, Any] = field(repr=False)
 
     def with_stride(self, latent_stride: LatentStride) -> OpenCheckpoint:
-        """The same checkpoint, which generates latents of sizes by `latent_stride`."""
+        """A copy of this checkpoint, which generates latents of sizes by `latent_stride`."""
         return replace(self, latent_stride=latent_stride)
 
 

@@ -85,15 +85,9 @@ def generate_opened(
     settings = _sampling_settings(options, scale=asked.guidance)
     told = replace(opened.config.objective, guidance=options.distilled_guidance)
     track = track if dist.get_rank() == 0 else no_progress
-    made = stages.generate(
-        opened.model,
-        {i: _size(each[i]) for i in mine},
-        request,
-        config=replace(opened.config, objective=told),
-        settings=settings,
-        track=track,
-        watch=watch,
-    )
+    sizes, config = {i: _size(each[i]) for i in mine}, replace(opened.config, objective=told)
+    how: Any = {"config": config, "settings": settings, "track": track, "watch": watch}
+    made = stages.generate(opened.model, sizes, request, **how)
     shown: list[Picture] = []
     if groups.tp.rank() == groups.cp.rank() == groups.pp.rank() == 0:  # the first of the replica
         with track("decoding", len(made), 0) as advance:

@@ -103,7 +103,7 @@ class Stages:
             small.append(request(i, self.cell.pixels(upsampler.smaller(latent))))
             large.append(request(i, self.cell.pixels(latent)))
         starts = [
-            one._replace(latent_CFHW=upsampler.enlarged(one.latent_CFHW))
+            Generated(upsampler.enlarged(one.latent_CFHW), one.sound_KA)
             for one in run(small, self.sigmas)
         ]
         pairs = zip(large, starts, strict=True)
