@@ -303,7 +303,7 @@ def test_a_saved_sample_that_is_gone_is_named_on_resume(shards, root, opened, wo
         shard.unlink()
     loader = opened(build_train_loader(config, rank=0, world_size=1))
     loader.load_state_dict([state])
-    with pytest.raises(DataError, match=r"has been chosen cannot be used any more .*shard"):
+    with pytest.raises(DataError, match=r"could be used before, but not now .*shard"):
         shards.take(loader, 5)
 
 

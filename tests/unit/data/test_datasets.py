@@ -128,7 +128,7 @@ def test_a_weight_of_a_metadataset_is_above_0(shards, tmp_path, weight):
     shards.good_set(tmp_path / "a", 5)
     (tmp_path / "m.yaml").write_text(blend(f"{{weight: {weight}, path: ./a}}"))
     said = train_error(shards.config(tmp_path / "m.yaml"))
-    assert f"m.yaml: weight of ./a is {weight}, and must be above 0" in said
+    assert f"m.yaml: weight of ./a is {weight}, but must be above 0" in said
 
 
 @pytest.mark.parametrize(("part", "count"), [("5%", 3), ("1%", 0)])
@@ -152,7 +152,7 @@ def test_a_metadataset_has_no_home_folders(shards, tmp_path, monkeypatch):
     head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n"
     (tmp_path / "m.yaml").write_text(head + "    path: ~/a\n")
     said = train_error(shards.config(tmp_path / "m.yaml"))
-    assert "path ~/a: Energon knows no home folders; write /users/me/a" in said
+    assert "the path ~/a, and Energon does not expand ~; write /users/me/a" in said
 
 
 def test_data_of_an_object_store_are_read(shards, tmp_path, monkeypatch, opened):

@@ -60,7 +60,7 @@ def test_kept_padding_is_refused_by_a_network_that_was_not_asked(of_model, pad_t
 
 def test_a_family_without_stored_padding_is_not_told_to_set_it() -> None:
     (said,) = _padding_faults(KEPT, run_config().model)
-    assert "for those of dit do not see it" in said and "text_pad_to=stored" not in said
+    assert "as dit reads no padding" in said and "text_pad_to=stored" not in said
 
 
 def test_what_agrees_is_said(of_model) -> None:
