@@ -60,7 +60,7 @@ def train_leaves(dataset: DatasetConfig) -> tuple[DatasetSplit, ...]:
     """The folders and splits that training reads; none for mock data.
 
     Raises:
-        DataError: a path is missing, is no prepared dataset, or lacks the split.
+        DataError: a path is missing, is not a prepared dataset, or lacks the split.
     """
     return _leaves(dataset, split="train")
 
@@ -71,7 +71,8 @@ def val_leaves(dataset: DatasetConfig) -> tuple[DatasetSplit, ...]:
     The split is `val`, or `train` with `dataset.use_train_split_for_val`.
 
     Raises:
-        DataError: as `train_leaves`; without a `val` split the message says what to do.
+        DataError: a path is missing, is not a prepared dataset, or lacks the split; the message
+            about a missing `val` split says what to do.
     """
     return _leaves(dataset, split=val_split(dataset))
 

@@ -185,7 +185,7 @@ def lacks_sound(dataset: DatasetConfig) -> bool:
     sound.
 
     Raises:
-        DataError: as `train_leaves` and `read_data_card`.
+        DataError: a dataset is missing or not prepared, or a dataset card is not a JSON object.
     """
     leaves = train_leaves(dataset)
     return bool(leaves) and not any(map(_may_have_sound, leaves))

@@ -292,7 +292,7 @@ def test_an_index_that_lies(groups, tmp_path):
 
 def test_types_that_cannot_lie_together(groups, source):
     _edit_tensors(source, lambda tensors: tensors.update({NAME: tensors[NAME].bfloat16()}))
-    _refused(source, "bfloat16", "one type")
+    _refused(source, "bfloat16", "one dtype")
 
 
 def test_a_target_that_exists_stays_as_it_is(groups, source, tmp_path):

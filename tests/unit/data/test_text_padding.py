@@ -53,7 +53,7 @@ def test_trimmed_texts_are_refused_by_a_network_that_attends_to_padding(of_model
 def test_kept_padding_is_refused_by_a_network_that_was_not_asked(of_model, pad_to, shown) -> None:
     with pytest.raises(
         DataError,
-        match=rf"padding=keep\), and model\.text_pad_to={shown} .* set model\.text_pad_to=stored",
+        match=rf"padding=keep\), but model\.text_pad_to={shown} .* set model\.text_pad_to=stored",
     ):
         check_data(of_model(pad_to, KEPT))
 

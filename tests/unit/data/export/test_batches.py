@@ -149,7 +149,7 @@ def test_what_cannot_be_given_is_an_error_with_a_reason(videos: Path, shards, tm
     for options, words in calls:
         with pytest.raises(ValueError, match=words):
             build_video_multiresolution_dataloader(cache_dir=videos, stateful=False, **options)
-    with pytest.raises(DataError, match="it is no prepared dataset; pack media with"):
+    with pytest.raises(DataError, match="it is not a prepared dataset; pack media with"):
         ShardSamples(tmp_path)
     with pytest.raises(DataError, match="holds videos"):
         build_text_to_image_multiresolution_dataloader(cache_dir=videos)

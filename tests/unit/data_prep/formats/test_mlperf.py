@@ -249,7 +249,7 @@ FAULTS = [
     ({"t5": bits(torch.ones(0, 8))}, Reject.UNDECODABLE, r"shape \[0, 8\], and needs \[L, E\]"),
     ({"clip": bytes(9)}, Reject.UNDECODABLE, r".clip.bytes has 9 bytes of numbers"),
     ({"clip": bits(torch.ones(6))}, Reject.INPUT_SHAPE, r"`pooled_text` has shape \[6\]"),
-    ({"logvar": None}, Reject.MISSING_PART, r"no .logvar.bytes, found .json"),
+    ({"logvar": None}, Reject.MISSING_PART, r"no .logvar.bytes; it has .json"),
     ({"logvar": bits(torch.ones(2, 4, 2))}, Reject.LOGVAR, r"shape \[2, 1, 4, 2\], and the latent"),
     ({"logvar": bits(torch.full((2, 4, 4), 50.0))}, Reject.LOGVAR, r"numbers above 40"),
     ({"logvar": bits(torch.full((2, 4, 4), math.nan))}, Reject.LOGVAR, r"has NaN"),
