@@ -166,7 +166,7 @@ def test_every_reason_is_counted_once_for_each_sample(shards, tmp_path, opened):
 @pytest.mark.parametrize(
     ("reason", "values"),
     [
-        (Reject.CHANNELS, "latent [4, 1, 4, 4] has 4 channels, model.in_channels=2"),
+        (Reject.CHANNELS, "latent [4, 1, 4, 4] has 4 channels, but model.in_channels=2"),
         (Reject.NOT_FINITE, "32 of 32 numbers"),  # seen when it is read for its pack
     ],
 )

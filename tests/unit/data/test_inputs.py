@@ -354,7 +354,7 @@ REFUSED = [
     ({"pooled_text": torch.ones(6, dtype=torch.int64)}, Reject.UNDECODABLE, "pooled_text is .*int"),
     ({"without": "text"}, Reject.NO_TEXT, "no `text`"),
     # 12 tokens of latents and 55 rows of text: text takes room where layers attend to both.
-    ({"text": torch.ones(55, 5)}, Reject.TOO_LONG, "55 rows of text take 67 tokens"),
+    ({"text": torch.ones(55, 5)}, Reject.TOO_LONG, r"55 rows of text\) takes 67 tokens"),
 ]
 
 

@@ -80,7 +80,7 @@ def _numbers(root):
 INDICES = {
     "empty": (lambda n: [], "has 0 bytes"),
     "short": (lambda n: n[:-1], "lists 9 samples, but .nv-meta/.info.json says that the shard has"),
-    "long": (lambda n: [*n, n[-1] + 512], "is of 11 samples"),
+    "long": (lambda n: [*n, n[-1] + 512], "lists 11 samples"),
     "zeros": (lambda n: [0] * len(n), "number 1 is 0, after 0: its numbers do not ascend"),
     "backwards": (lambda n: n[::-1], "do not ascend"),
     "exchanged": (lambda n: [*n[:3], n[4], n[3], *n[5:]], "do not ascend"),

@@ -250,7 +250,7 @@ FAULTS = [
     ({"clip": bytes(9)}, Reject.UNDECODABLE, r".clip.bytes has 9 bytes of numbers"),
     ({"clip": bits(torch.ones(6))}, Reject.INPUT_SHAPE, r"`pooled_text` has shape \[6\]"),
     ({"logvar": None}, Reject.MISSING_PART, r"no .logvar.bytes; it has .json"),
-    ({"logvar": bits(torch.ones(2, 4, 2))}, Reject.LOGVAR, r"shape \[2, 1, 4, 2\], and the latent"),
+    ({"logvar": bits(torch.ones(2, 4, 2))}, Reject.LOGVAR, r"shape \[2, 1, 4, 2\], but the latent"),
     ({"logvar": bits(torch.full((2, 4, 4), 50.0))}, Reject.LOGVAR, r"numbers above 40"),
     ({"logvar": bits(torch.full((2, 4, 4), math.nan))}, Reject.LOGVAR, r"has NaN"),
     ({"mean": b"\x93NUMPY" + bytes(40)}, Reject.UNDECODABLE, r".mean.bytes has a damaged header"),
