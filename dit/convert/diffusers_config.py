@@ -76,10 +76,7 @@ def model_config(
     keys = checked_json(form.keys.file, stated, place=place)
     unknown = [f"unknown keys {listed(keys.model_extra)}"] if keys.model_extra else []
     if wrong := [*unknown, *form.keys.unsupported(keys)]:
-        raise ConvertError(
-            f"{place} describes a model that cannot be imported: {'; '.join(wrong)}."
-            f" {OTHER_NETWORKS}"
-        )
+        raise ConvertError(f"{place} cannot be imported: {'; '.join(wrong)}. {OTHER_NETWORKS}")
     ours = None
     if private.ours is not None:
         ours = checked_json(form.keys.kept_file, private.ours, place=place, within=OUR_KEY)
@@ -102,10 +99,7 @@ def model_config(
             settings |= _of_companion(form, settings, of_user, second, place)
         return family.config(name=CUSTOM_SIZE, precision=precision, **settings)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ConvertError(
-            f"{place} describes no model that can be trained: {error}. Download the file again, or"
-            " give another model"
-        ) from error
+        raise ConvertError(f"{place} cannot be trained: {error}; download it again") from error
 
 
 def _told(form: DiffusersForm, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def test_a_damaged_index_is_named_with_the_remedy(shards, root, name):
     numbers = change(_numbers(root))
     (root / INDEX).write_bytes(struct.pack(f"<{len(numbers)}Q", *numbers))
     text = fault(shards.config(root))
-    assert f"{root / INDEX} is" in text
+    assert f"{root / INDEX} " in text
     assert why in text
     assert "restore" in text
 
