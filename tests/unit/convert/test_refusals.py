@@ -183,7 +183,7 @@ def test_an_index_of_another_form(groups, tmp_path, content):
 
 def test_a_scheduler_that_is_no_file(groups, source):
     (source / "scheduler_config.json").mkdir()
-    _refused(source, str(source / "scheduler_config.json"), "no file")
+    _refused(source, str(source / "scheduler_config.json"), "is not a file")
 
 
 def test_a_file_without_weights_is_named(groups, source):

@@ -243,7 +243,7 @@ def test_a_shard_that_is_replaced_while_its_samples_wait(shards, root):
     groups = validation_groups(split(shards, root, **settings))
     plan = groups.plan(99)
     large_set(shards, root, first=1)
-    with pytest.raises(DataError, match=r"shard-000000.tar, key 0000.*another size"):
+    with pytest.raises(DataError, match=r"shard-000000.tar, key 0000.*the size of this sample"):
         list(groups.read(plan.groups))
 
 

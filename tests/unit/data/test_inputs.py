@@ -462,7 +462,7 @@ def test_null_inputs_of_a_family(shards, toy: ToyConfig, tmp_path) -> None:
     }
     file = tmp_path / "null_text.safetensors"
     file.write_bytes(safetensors.torch.save({"text": torch.ones(2, 5)}))
-    with pytest.raises(DataError, match=r"null_text\.safetensors has text, and no `pooled_text`"):
+    with pytest.raises(DataError, match=r"null_text\.safetensors has text, but no `pooled_text`"):
         null_inputs(config)
     stored = {"text": torch.ones(2, 5), "pooled_text": torch.ones(6), "text_2": torch.ones(1, 1)}
     file.write_bytes(safetensors.torch.save(stored))

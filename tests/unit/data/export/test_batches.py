@@ -178,7 +178,7 @@ def test_states_without_their_tokens_go_to_nobody(shards, tmp_path: Path) -> Non
     folder = shards.write(tmp_path, [sample_parts(tensors, about)])
     card = {"format_version": 1, "processor": {"name": "pixel"}, "text_encoder": {"width": 8}}
     (folder / "dataset_card.json").write_text(json.dumps(card))
-    with pytest.raises(DataError, match=r"needs `token_ids` .* train on these shards with this"):
+    with pytest.raises(DataError, match=r"has `token_ids`, .* train on these shards with this"):
         ShardSamples(folder)
     with pytest.raises(PrepError, match=r"`token_ids`.* leave --output_format out"):
         export(folder, form="meta", shard_size=100)
