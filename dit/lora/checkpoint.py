@@ -207,15 +207,13 @@ def check_told(adapters: Adapters, start: Path, config: RunConfig, say: Say) -> 
     for key, told in (("rank", lora.rank), ("alpha", lora.alpha)):
         here = sorted({getattr(shape, key) for shape in adapters.values()})
         if told is not None and told not in here:
-            wrong.append(
-                f"{key}={told:g}, but the adapters have {', '.join(f'{value:g}' for value in here)}"
-            )
+            wrong.append(f"{key}={told:g} (these have {', '.join(f'{value:g}' for value in here)})")
     if lora.init_from is not None:
-        wrong.append(f"init_from={lora.init_from}, which names other adapters")
+        wrong.append(f"init_from={lora.init_from} (a file of other adapters)")
     if wrong:
         raise Problems(
             [
-                f"the run resumes with the adapters of {start}, and cannot have"
+                f"the run resumes with the adapters of {start}, but its configuration has"
                 f" lora.{'; lora.'.join(wrong)}. Set lora.rank and lora.alpha as in that"
                 " checkpoint and leave lora.init_from out, or merge these adapters and train new"
                 " ones (`python -m dit.convert export --merged`, then checkpoint.load_hf)"

@@ -88,9 +88,9 @@ def read_lora(
     if not configs and (lost := [one.key for one in alone if one.key.startswith(_PEFT)]):
         raise LoraFileError(
             f"{file}: {lost[0]} was written by peft, but {PEFT_CONFIG}, which holds alpha, is"
-            f" missing; without alpha the adapter would have another strength. Put {PEFT_FILE} and"
-            f" {PEFT_CONFIG} into one folder; if alpha is known to be the rank, write"
-            f" {PEFT_CONFIG} with {{"r": RANK, "lora_alpha": RANK}}"
+            " missing; without alpha the adapter would have another strength. Put"
+            f" {PEFT_FILE} and {PEFT_CONFIG} into one folder; if alpha is known to be the rank,"
+            f' write {PEFT_CONFIG} with {{"r": RANK, "lora_alpha": RANK}}'
         )
     found: dict[str, LoraFactors] = {}
     for module, parts in modules.items():
