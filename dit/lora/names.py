@@ -86,10 +86,10 @@ _REFUSED = (
     (r".*hada_", f"is LoHa's, which is not supported: {_MERGE}"),
     (
         r".*\.(?:[ab][12]\.weight|on_input)$",
-        (f"is a factor of GLoRA or (IA)3, not of LoRA: {_MERGE}"),
+        f"is a factor of GLoRA or (IA)3, not of LoRA: {_MERGE}",
     ),
     (r".*\.[wb]_norm$", f"is of a norm; only linears have adapters here: {_MERGE}"),
-    (f"is not a factor of LoRA: {_MERGE}", f"is no factor of LoRA: {_MERGE}"),
+    (r".*(?:b?oft_|vera_lambda|lora_embedding_)", f"is not a factor of LoRA: {_MERGE}"),
     (r".*lora_mid", f"is of a convolution, which is not supported: {_MERGE}"),
     (
         r".*(?:\.bias|\.diff_b|lora_bias)$",

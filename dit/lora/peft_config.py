@@ -115,7 +115,7 @@ def _check_method(values: Mapping[str, Any], place: object) -> None:
 
 
 def _check_pattern(pattern: str, place: object) -> None:
-    """Refuses patterns that are no regular expressions, or that could take exponential time."""
+    """Refuses patterns that are not regular expressions, or that could take exponential time."""
     loops = re.findall(r"(?<!\\)[*+{]", pattern)
     nested = re.search(r"(?<!\\)\)[*+{]", pattern)
     if nested or len(loops) > _MOST_LOOPS or len(pattern) > _MOST_TEXT:

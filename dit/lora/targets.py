@@ -97,7 +97,7 @@ def adapters_by_linear(
     A part without adapter has None.
 
     Raises:
-        Problems: an adapter belongs to a module that the network lacks, or that is no linear.
+        Problems: an adapter belongs to a module that the network lacks, or that is not a linear.
     """
     every = {linear_name(pair): pair for pair in matrices_of_linears(model)}
     known = {name for pair in every.values() for name in their_modules(pair)}

@@ -35,7 +35,7 @@ DAMAGE = (
     *(EOFError, OSError, MemoryError, AssertionError, BufferError, struct.error),
     zipfile.BadZipFile,
 )
-"""Errors that the parsers of Python and torch raise for bytes that are no pickle."""
+"""Errors that the parsers of Python and torch raise for bytes that are not a pickle."""
 _MAGIC = 0x1950A86A20F9469CFC6C
 _VERSION = 1001
 _TYPES = set(STORAGE_TYPES.values())

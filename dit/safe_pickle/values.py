@@ -107,7 +107,7 @@ def check_plain(value: Any, classes: frozenset[type]) -> None:
     exponential.
 
     Raises:
-        pickle.UnpicklingError: `value` is no plain value, too large or nested too deeply.
+        pickle.UnpicklingError: `value` is not a plain value, too large or nested too deeply.
     """
     left, count = [(value, 0)], 0
     while left:

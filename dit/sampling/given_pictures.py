@@ -149,7 +149,7 @@ class GivenPictures:
         (frames, height, width); `multiple` is the side of a token in pixels.
 
         Raises:
-            ValueError: a file is no picture; the codec of the data is not on this machine, or
+            ValueError: a file is not a picture; the codec of the data is not on this machine, or
                 cannot compute one of the inputs.
         """
         ends = {} if self.first is None else self._ends(decoder, wanted, size)
@@ -185,7 +185,7 @@ class GivenPictures:
         """The first frame as a tensor [1, 3, H, W] in [-1, 1], by `read_picture`.
 
         Raises:
-            ValueError: the file is missing, or is no picture.
+            ValueError: the file is missing, or is not a picture.
         """
         assert self.first is not None
         return read_picture(self.first, height, width, option=self._option("first"))
@@ -221,7 +221,7 @@ class GivenPictures:
         negative prompt, and encodes it without pictures to rows [L, E] and vectors [E], by name.
 
         Raises:
-            ValueError: the encoder needs a picture and none is given, or a file is no picture.
+            ValueError: the encoder needs a picture and none is given, or a file is not a picture.
         """
         self.check_seen_by(encoder)
         prompt, negative = words
@@ -254,7 +254,7 @@ class GivenPictures:
         pixels; `multiple` is the side of a token in pixels.
 
         Raises:
-            ValueError: there is no VAE, or a file is no picture or video.
+            ValueError: there is no VAE, or a file is not a picture or video.
         """
         if self.references and decoder is None:
             raise ValueError(
@@ -346,7 +346,7 @@ def read_picture(file: str, height: int, width: int, *, option: str) -> Tensor:
     `option` names the file in messages.
 
     Raises:
-        ValueError: the file is missing, or is no picture.
+        ValueError: the file is missing, or is not a picture.
     """
     return _colours(_upright(file, option=option).resize((width, height), Image.Resampling.LANCZOS))
 

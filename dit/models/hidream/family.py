@@ -241,7 +241,7 @@ class OwnText(View):
     def state(self, layer: int) -> int | None:
         """The index of the hidden state that layer `layer` of the stack projects.
 
-        None for the last layer of the network, which projects none.
+        Returns None for the last layer of the network, which projects none.
         """
         number = self.first + layer
         return self.states[number] if number + 1 < len(self.states) else None
