@@ -97,7 +97,7 @@ class GivenPictures:
         self._check_ends(inputs, frames)
         most = sum(one.kind is InputKind.REFERENCE for one in inputs)
         if len(self.references) > most:
-            takes = f"takes at most {most} references" if most else "takes no references"
+            takes = f"takes at most {most}" if most else "takes no references"
             raise ValueError(
                 f"{self._named(self.references[most])}: the network {takes}"
                 f" (model.reference_latents={most}); leave it out, or use a network that was"
