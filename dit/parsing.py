@@ -25,7 +25,7 @@ from yaml.resolver import Resolver
 from dit.system_errors import explained, system_number
 
 MOST_BYTES = 256 * 1024
-_TOO_DEEP = "is nested too deeply"
+_TOO_DEEP = "the text is nested too deeply; write fewer levels"
 
 _TAGS = ("str", "int", "float", "bool", "null", "seq", "map", "merge", "value")
 _LEADING_ZERO = "!leading-zero"
@@ -130,10 +130,10 @@ def parse_json(
         if "\\u" in text or _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
-        raise ValueError("the JSON is nested too deeply") from None
+        raise ValueError("the JSON is nested too deeply; write fewer levels") from None
     except UnicodeEncodeError:
         raise ValueError(
-            "the JSON holds half of a surrogate pair, which is no character; remove it"
+            "the JSON holds half of a surrogate pair, which is not a character; remove it"
         ) from None
     return value
 
@@ -153,7 +153,9 @@ def parse_yaml(text: str | bytes) -> Document:
         YamlError: `text` is no YAML, or holds something that no configuration has.
     """
     if len(text) > MOST_BYTES:
-        raise YamlError(f"is longer than {MOST_BYTES:,} bytes, which no configuration is")
+        raise YamlError(
+            f"the text is longer than {MOST_BYTES:,} bytes, which no configuration is; shorten it"
+        )
     try:
         text = text.decode() if isinstance(text, bytes) else text
         for loader in _LOADERS[:-1]:
@@ -161,7 +163,7 @@ def parse_yaml(text: str | bytes) -> Document:
                 return _document(loader(text))
         return _document(_LOADERS[-1](text))
     except UnicodeDecodeError as error:
-        raise YamlError(f"is no text in UTF-8 ({error.reason})") from None
+        raise YamlError(f"the text is not in UTF-8 ({error.reason}); save it as UTF-8") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = error.problem or error.context or "is no YAML"
@@ -169,8 +171,8 @@ def parse_yaml(text: str | bytes) -> Document:
     except ReaderError as error:
         line = text[: error.position].count("\n") + 1 if isinstance(text, str) else None
         raise YamlError(
-            f"holds the character U+{int(error.character):04X}, which no YAML may hold; take it"
-            " out, and save the text as UTF-8",
+            f"the text holds the character U+{int(error.character):04X}, which YAML does not"
+            " allow; take it out, and save the text as UTF-8",
             line,
         ) from None
     except yaml.YAMLError as error:
@@ -183,7 +185,7 @@ def parse_yaml(text: str | bytes) -> Document:
         # Errors of PyYAML's constructors where a tag such as !!int stands before another value.
         raise YamlError(
             "a value does not fit the tag before it (such as !!int), or is a number of thousands"
-            " of digits"
+            " of digits; leave the tag out, or put quotes around the value"
         ) from None
 
 
@@ -203,12 +205,14 @@ def parse_toml(text: bytes) -> Document:
         YamlError: `text` is no TOML, or holds something that no configuration has.
     """
     if len(text) > MOST_BYTES:
-        raise YamlError(f"is longer than {MOST_BYTES:,} bytes, which no configuration is")
+        raise YamlError(
+            f"the text is longer than {MOST_BYTES:,} bytes, which no configuration is; shorten it"
+        )
     try:
         # By way of JSON, which has no dates.
         values = json.loads(json.dumps(tomllib.loads(text.decode()), default=str))
     except UnicodeDecodeError as error:
-        raise YamlError(f"is no text in UTF-8 ({error.reason})") from None
+        raise YamlError(f"the text is not in UTF-8 ({error.reason}); save it as UTF-8") from None
     except RecursionError:
         raise YamlError(_TOO_DEEP) from None
     except ValueError as error:
@@ -221,7 +225,9 @@ def _nodes(
 ) -> Iterator[yaml.Node]:
     """Yields `node` and all nodes in it, each once; `above` are the nodes that contain it."""
     if id(node) in above:
-        raise YamlError("an alias stands inside its own anchor", node.start_mark.line + 1)
+        raise YamlError(
+            "an alias stands inside its own anchor; write its values out", node.start_mark.line + 1
+        )
     if id(node) not in seen:
         seen.add(id(node))
         yield node
@@ -263,7 +269,7 @@ def _check_keys(node: yaml.Node) -> None:
     for key, _ in node.value:
         line = key.start_mark.line + 1
         if not isinstance(key, yaml.ScalarNode):
-            raise YamlError("a key must be text, and no list or mapping", line)
+            raise YamlError("a key is a list or a mapping; write a text as key", line)
         if key.value in seen and key.value != "<<":
             raise YamlError(f"found duplicate key {key.value}; remove one of the two", line)
         seen.add(key.value)

@@ -229,7 +229,7 @@ def _shards(folder: Path) -> list[str]:
         return automodel_files(folder, index_of(folder))
     except UnusableError as error:
         raise PrepError(
-            f"{folder / INDEX} is no index of AutoModel: {error}; give a folder that AutoModel"
+            f"{folder / INDEX} is not an index of AutoModel: {error}; give a folder that AutoModel"
             " wrote"
         ) from None
 

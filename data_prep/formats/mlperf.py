@@ -153,5 +153,8 @@ def _outline(path: Path) -> tuple[list[int], list[int]]:
             raise UnusableError(f"key {key}: {error}") from error
         levels += [] if level is None else [level]
     if levels and len(levels) != len(ends) - 1:
-        raise UnusableError(f"{len(levels)} of its {len(ends) - 1} samples have a `timestep`")
+        raise UnusableError(
+            f"{len(levels)} of its {len(ends) - 1} samples have a `timestep`, and all or none must"
+            " have one"
+        )
     return ends, levels

@@ -199,7 +199,7 @@ class SoundLevels(StrEnum):
     """Noise level of a sample's sound, relative to that of its frames."""
 
     OWN = "own"  # drawn apart from that of its frames
-    SAME = "same"  # at the quantile of its frames'
+    SAME = "same"  # at the same quantile as the level of its frames
 
 
 class Preference(StrEnum):

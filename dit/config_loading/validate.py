@@ -168,7 +168,10 @@ def _checked_once(
 
 
 def _stand_in(tree: dict[str, Any], base: dict[str, Any], place: KeyPath) -> str:
-    """Replaces the value at `place` in `tree` by the recipe's; returns how messages name it."""
+    """Replaces the value at `place` in `tree` by the recipe's value.
+
+    Returns the key's name as messages write it.
+    """
     *outer, last = place
     _at(tree, tuple(outer))[last] = deepcopy(_at(base, place))
     return f"{last}=" if outer else f"{last}."

@@ -61,7 +61,7 @@ _UNUSED = {
     "TENSOR_AND_DATA_PARALLEL_GROUP",
     "TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP",
 }
-"""Megatron-Core's names of groups in which no message is sent. They have all their ranks, so a
+"""Megatron-Core's names of groups in which no message is sent. Each still has all its ranks, so a
 message that a later version of Megatron-Core sends would arrive."""
 
 

@@ -61,7 +61,7 @@ class Line:
 
     @property
     def note(self) -> str:
-        """Log line: the tool's key and place, and as which of this project's keys it is read.
+        """Log line: the tool's key, its file and line, and this project's keys as which it is read.
 
         Empty if the key passes as it is.
         """

@@ -37,7 +37,7 @@ REFUSED = {
     f"{TOYS}:odd_batch": "batch 1 has a tensor of (3, 6, 4), and 2 data ranks cannot divide",
     f"{TOYS}:no_pair": "forward_loss returns Tensor, not a sum and a count",
     f"{TOYS}:other_builds": f"build gives embed.weight other values on rank 1 of {DATA}",
-    "tests.nowhere": "its functions cannot be imported: ModuleNotFoundError",
+    "tests.nowhere": "tests.nowhere cannot be imported: ModuleNotFoundError",
 }
 
 

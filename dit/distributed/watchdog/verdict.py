@@ -186,7 +186,7 @@ def find_stuck(heard: Sequence[LastHeard], limit: Limit) -> Verdict | None:
 
 
 def _others(heard: Sequence[LastHeard], told: Sequence[Heartbeat]) -> str:
-    """A sentence on where the processes are that `told` does not name, grouped by position."""
+    """A sentence on where all processes but those of `told` are, grouped by position."""
     places: dict[str, list[Heartbeat]] = {}
     for report in (h.report for h in heard if h.report not in told):
         places.setdefault(report.scene, []).append(report)
