@@ -79,7 +79,7 @@ def full_with_first(lengths: Sequence[int], *, capacity: int) -> list[int]:
 
 
 def _with_copies(sums: int, units: int, *, copies: int) -> int:
-    """Bits of all sums that arise when up to `copies` numbers of `units` are added to `sums`."""
+    """`sums`, a bit mask of sums, and the sums with up to `copies` more terms of `units`."""
     at_once = 1
     while copies:
         at_once = min(at_once, copies)

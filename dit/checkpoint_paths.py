@@ -94,7 +94,7 @@ def parse_manifest(content: bytes) -> Manifest:
     """Parses `content`, the bytes of manifest.json.
 
     Raises:
-        ValueError: the content is no valid manifest.
+        ValueError: the content is not a valid manifest.
     """
     match parse_json(content):
         case {"format": int(form), "software": str(software), "files": dict(files)} if files:

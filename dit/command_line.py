@@ -254,7 +254,7 @@ def not_an_option(words: Sequence[str], options: Iterable[str]) -> str:
         return f"{words[0]!r} belongs to no option; put quotes around names with spaces"
     name = words[0].partition("=")[0]
     near = get_close_matches(name, list(options), n=1, cutoff=0.7)
-    return f"{name} is no option" + "".join(f", {option} is" for option in near)
+    return f"{name} is not an option" + "".join(f", {option} is" for option in near)
 
 
 def python() -> str:

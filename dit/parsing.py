@@ -33,7 +33,7 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 class YamlError(ValueError):
-    """A text is no YAML or TOML of a configuration.
+    """A text is not YAML or TOML of a configuration.
 
     `line` is the number of the line with the error, or None if that is unknown.
     """
@@ -120,7 +120,7 @@ def parse_json(
     `pairs` builds an object from its names and values, for callers that must see repeated names.
 
     Raises:
-        ValueError: `text` is no JSON, is nested too deeply, or holds half of a surrogate pair,
+        ValueError: `text` is not JSON, is nested too deeply, or holds half of a surrogate pair,
             which no file can hold.
     """
     if isinstance(text, bytes):
@@ -139,7 +139,7 @@ def parse_json(
 
 
 def has_aliases(text: bytes) -> bool:
-    """Whether the YAML `text` has an alias; False if it is no YAML (its reader reports that)."""
+    """Whether the YAML `text` has an alias; False if it is not YAML (its reader reports that)."""
     try:
         return any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text))
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -150,7 +150,7 @@ def parse_yaml(text: str | bytes) -> Document:
     """The values in the YAML `text`, and the line of each key.
 
     Raises:
-        YamlError: `text` is no YAML, or holds something that no configuration has.
+        YamlError: `text` is not YAML, or holds something that no configuration has.
     """
     if len(text) > MOST_BYTES:
         raise YamlError(
@@ -166,7 +166,7 @@ def parse_yaml(text: str | bytes) -> Document:
         raise YamlError(f"the text is not in UTF-8 ({error.reason}); save it as UTF-8") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        problem = error.problem or error.context or "is no YAML"
+        problem = error.problem or error.context or "the text is not YAML"
         raise YamlError(problem.splitlines()[0], mark.line + 1 if mark else None) from None
     except ReaderError as error:
         line = text[: error.position].count("\n") + 1 if isinstance(text, str) else None
@@ -202,7 +202,7 @@ def parse_toml(text: bytes) -> Document:
     """The values in the TOML `text`, with dates as text and without line numbers.
 
     Raises:
-        YamlError: `text` is no TOML, or holds something that no configuration has.
+        YamlError: `text` is not TOML, or holds something that no configuration has.
     """
     if len(text) > MOST_BYTES:
         raise YamlError(
@@ -262,7 +262,7 @@ def _children(node: yaml.Node) -> list[yaml.Node]:
 
 
 def _check_keys(node: yaml.Node) -> None:
-    """Raises `YamlError` if a mapping has a key twice, or a key that is no text."""
+    """Raises `YamlError` if a mapping has a key twice, or a key that is not a text."""
     if not isinstance(node, yaml.MappingNode):
         return
     seen: set[str] = set()

@@ -87,7 +87,7 @@ def with_axes(value: Any, axes: str, *, what: str) -> Tensor:
     dropped. A latent may lack F, and must not be empty. Messages call the value `what`.
 
     Raises:
-        UnusableError: `value` has other axes, or is no float tensor.
+        UnusableError: `value` has other axes, or is not a float tensor.
     """
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
@@ -117,7 +117,7 @@ def unmasked(text_LE: Tensor, mask: Any, *, what: str) -> Tensor:
     """Rows of `text_LE` where `mask` is not 0, because encoders also output states for padding.
 
     Raises:
-        UnusableError: `mask` is no mask for this number of rows.
+        UnusableError: `mask` is not a mask for this number of rows.
     """
     if not isinstance(mask, Tensor) or mask.numel() != len(text_LE):
         shown = list(mask.shape) if isinstance(mask, Tensor) else f"{mask!r:.100}"
@@ -142,7 +142,7 @@ def read_json(path: Path) -> Any:
     """The content of the JSON file `path`, a regular file.
 
     Raises:
-        OSError, ValueError: it cannot be read, or is no JSON.
+        OSError, ValueError: the file cannot be read, or is not JSON.
     """
     check_regular(path)
     return parse_json(path.read_bytes())
@@ -172,7 +172,7 @@ def automodel_rows(path: Path) -> list[Any]:
     """Entries of one file of an AutoModel index: in intact files an object for each sample.
 
     Raises:
-        OSError, ValueError: it cannot be read, is no JSON, or no list.
+        OSError, ValueError: the file cannot be read, is not JSON, or holds no list.
     """
     rows = read_json(path)
     if not isinstance(rows, list):

@@ -97,7 +97,7 @@ def read_shards(folder: Path) -> Iterator[CachedSample]:
     """Yields every sample of the packed dataset in `folder`, shard by shard.
 
     Raises:
-        PrepError: the folder is no dataset, or a shard is damaged.
+        PrepError: the folder is not a dataset, or a shard is damaged.
     """
     for name in shard_counts(folder):
         key = ""
@@ -172,7 +172,7 @@ def padded(text_LE: Tensor, rows: int) -> Tensor:
 
 
 def to_text(value: Any) -> Tensor:
-    """The text [L, E] in the `value` of a cache, without rows of zeros at its end.
+    """The text [L, E] in `value`, an entry of a cache, without rows of zeros at its end.
 
     It raises the errors of `numbers`.
     """
@@ -180,14 +180,14 @@ def to_text(value: Any) -> Tensor:
 
 
 def numbers(value: Any, axes: str, *, what: str) -> Tensor:
-    """The tensor in a `value` of a cache, with its axes in the order `axes`.
+    """The tensor in `value`, an entry of a cache, with its axes in the order `axes`.
 
     `axes` is CFHW for a latent, LE for hidden states of an encoder, E for a pooled text. `value`
     may have a batch axis as well, and a latent may lack the frame axis. `what` names the tensor in
     messages.
 
     Raises:
-        UnusableError: `value` is no tensor with these axes.
+        UnusableError: `value` is not a tensor with these axes.
         RefusedError: the tensor is empty, or holds NaN or Inf.
     """
     tensor = with_axes(value, axes, what=what)

@@ -80,11 +80,11 @@ def _description(parts: Mapping[str, bytes]) -> dict[str, Any]:
     """The `.json` of a sample with the files `parts`, of which all others may be empty.
 
     Raises:
-        ValueError: a file is missing, or the `.json` is no object, or has no valid noise level.
+        ValueError: a file is missing, or the `.json` is not an object, or has no valid noise level.
     """
     if missing := {"json", *(one.part for one in MLPERF.values())}.difference(parts):
         found = ", ".join(f".{part}" for part in parts) or "nothing"
-        raise UnusableError(f"there is no .{min(missing)}, only {found}")
+        raise UnusableError(f"there is no .{min(missing)}, only {found}; write the sample again")
     about = parse_json(parts["json"])
     if not isinstance(about, dict):
         raise UnusableError(f".json holds a {type(about).__name__}, not an object")

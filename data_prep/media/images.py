@@ -137,7 +137,7 @@ def open_media(file: Path | BinaryIO) -> Iterator[BinaryIO]:
     """Opens `file` for reading in binary; a stream is yielded as it is.
 
     Raises:
-        RefusedError: the file is empty, is no regular file, or cannot be read.
+        RefusedError: the file is empty, is not a regular file, or cannot be read.
     """
     if not isinstance(file, Path):
         yield file

@@ -22,7 +22,7 @@ _REMEDIES = {
     "convert them to JPEG or PNG": (
         ".heic .heif .dng .cr2 .cr3 .nef .arw .raf .rw2"  # of cameras
     ),
-    "animations are no clips; convert them to MP4": ".gif .webp .apng",
+    "animations are not read as clips; convert them to MP4": ".gif .webp .apng",
     "captions are read from .txt and .json; rename them": (
         ".caption .captions .cap .tags .tag .text .prompt"
     ),

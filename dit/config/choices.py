@@ -182,7 +182,7 @@ class Sampler(StrEnum):
 
 
 class LossKind(StrEnum):
-    """Error of one predicted number e from its target."""
+    """Loss of one predicted number, as a function of e, its difference from the target."""
 
     MSE = "mse"  # e²
     HUBER = "huber"  # pseudo-Huber: sqrt(e² + huber_c²) - huber_c

@@ -171,7 +171,7 @@ class ModelConfig:
         return [
             (
                 self.name in names,
-                f"name={self.name} is no known size; use {', '.join(names)}. {OTHER_NETWORKS}",
+                f"name={self.name} is not a known size; use {', '.join(names)}. {OTHER_NETWORKS}",
             ),
             self._own_family(),
             *at_least_one(self, *whole),

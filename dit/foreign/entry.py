@@ -62,8 +62,8 @@ def read_together(
 ) -> Foreign:
     """Entry for one of several keys, whose values `reading` converts together.
 
-    A value for which `fits` is false is an error of its own key, "expected ...". `reading` also
-    gets such values of the other keys, and must treat them as unset.
+    A value for which `fits` is false is an error of its own key, "... is not `expected`". `reading`
+    also gets such values of the other keys, and must treat them as unset.
     """
 
     def read(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,8 +64,8 @@ def read_wish(body: bytes, *, weights: str, variants: int) -> Wish:
     `weights` is the option of that name, and `variants` the number of networks to choose from.
 
     Raises:
-        ValueError: `body` is no JSON object, or a value is missing, unknown, of a wrong type or out
-            of range; the message is for the person at the page.
+        ValueError: `body` is not a JSON object, or a value is missing, unknown, of a wrong type or
+            out of range; the message is for the person at the page.
     """
     content = parse_json(body)
     if not isinstance(content, dict):

@@ -36,7 +36,7 @@ def slider(runs: Sequence[RunRecord], undrawn: list[NotShown], *, most: int = ST
     """HTML of the pictures of all runs with one slider; empty without pictures.
 
     The slider covers the steps of all runs, at most `most` of each; a run shows the pictures of its
-    latest step up to the chosen one. Files that are no pictures are added to `undrawn`.
+    latest step up to the chosen one. Files that are not pictures are added to `undrawn`.
     """
     found = {run.name: _frames(run, undrawn, most=most) for run in runs}
     steps = sorted({step for frames in found.values() for step, _ in frames})
@@ -160,7 +160,7 @@ def _prompts(cells: Sequence[Cell]) -> str:
 
 
 def _image(file: Path, undrawn: list[NotShown], *, alt: str, title: str = "") -> str:
-    """An <img> with the content of `file`; empty if the file is no picture.
+    """An <img> with the content of `file`; empty if the file is not a picture.
 
     `undrawn` then gets a notice.
     """
@@ -174,7 +174,7 @@ def _image(file: Path, undrawn: list[NotShown], *, alt: str, title: str = "") ->
 
 
 def _video(file: Path, undrawn: list[NotShown], *, alt: str, title: str, wave: str = "") -> str:
-    """A <video> with the content of `file`; empty, with a notice in `undrawn`, if it is no MP4.
+    """A <video> with the content of `file`; empty, with a notice in `undrawn`, if it is not MP4.
 
     It is also empty if the file is too large for a page. `wave` is the name of a picture of its
     sound in the same folder, which is shown below it.
@@ -229,7 +229,7 @@ def _smaller(image: Any) -> bytes:
 def generated(folder: Path, undrawn: list[NotShown]) -> str:
     """HTML of the pictures that generate_dit wrote into `folder`, with their prompts.
 
-    A file that is no picture is added to `undrawn`.
+    A file that is not a picture is added to `undrawn`.
 
     Raises:
         ReportError: the folder has no samples.json, or it is damaged.

@@ -95,7 +95,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
     """Reads the runs in `folders`.
 
     Raises:
-        ReportError: a folder is no run folder or is given twice, or nothing in it can be read.
+        ReportError: a folder is not a run folder or is given twice, or nothing in it can be read.
     """
     found, missing = read_begun(folders)
     if missing:

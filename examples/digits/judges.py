@@ -268,7 +268,7 @@ def held_out_digits(folder: Path, decoder: Codec) -> np.ndarray:
     """Grey levels [K, 8, 8], 0 to 16, of the unedited digits in the validation split.
 
     Raises:
-        ValueError: there are no digits, or they are no pairs of a digit and its edit.
+        ValueError: there are no samples, or they are not pairs of a digit and its edit.
     """
     samples = decoded(folder, "val", EDITS, option="--edits", decoder=decoder)
     found = [
@@ -288,7 +288,7 @@ def mirrored_clips(folder: Path, decoder: Codec) -> list[np.ndarray]:
     """The uint8 target clips [F, H, W, 3] of the validation split, which mirror their references.
 
     Raises:
-        ValueError: there are no samples, or they are no clips of moving digits.
+        ValueError: there are no samples, or they are not clips of moving digits.
     """
     kind = "--moving --edits"
     found = [clip for clip, _ in decoded(folder, "val", EDITS[1:], option=kind, decoder=decoder)]

@@ -92,4 +92,7 @@ def test_the_exit_code_tells_networks_that_are_right() -> None:
 def test_a_layout_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["package.module", "--layouts", "tp2"])
-    assert "'tp2' is no layout; give one such as ddp+dp2, fsdp2+dp2" in capsys.readouterr().err
+    assert (
+        "'tp2' is not the name of a layout; give one such as ddp+dp2, fsdp2+dp2"
+        in capsys.readouterr().err
+    )

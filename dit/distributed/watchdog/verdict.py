@@ -142,8 +142,8 @@ class Verdict:
 def find_dead(heard: Sequence[LastHeard], limit: Limit, *, lost: bool) -> Verdict | None:
     """The verdict that processes have died or failed, or None.
 
-    `lost` says that some process met a broken connection. Then another one has died, and a short
-    silence shows which.
+    `lost` says that some process met a broken connection. Then some process has died, and a short
+    silence shows which one.
     """
     if any(h.report.left is Departure.FAILED and (lost or h.silent > limit.dead) for h in heard):
         return Verdict()
