@@ -102,7 +102,7 @@ def with_axes(value: Any, axes: str, *, what: str) -> Tensor:
         raise UnusableError(
             f"{what} has shape {list(value.shape)}, not [{', '.join(axes)}]"
             f"{' (channels, frames, rows, columns)' * (axes == 'CFHW')}"
-            f"{' (tokens, width)' * (axes == 'LE')}"
+            f"{' (tokens, width)' * (axes == 'LE')}; write it again"
         )
     return value
 
@@ -160,7 +160,10 @@ def automodel_files(folder: Path, index: Any) -> list[str]:
     if names is None:
         names = sorted(path.name for path in folder.glob("metadata_shard_*.json"))
     if not isinstance(names, list) or not all(map(_is_name, names)):
-        raise UnusableError("'shards' must be a list of names of files in the same folder")
+        raise UnusableError(
+            f"'shards' is {names!r:.100}, and must be a list of names of files in the same folder;"
+            " write the index again"
+        )
     return names
 
 

@@ -263,7 +263,9 @@ def _local(folder: Path, row: Any) -> Path:
     """
     path = automodel_file(folder, row)
     if path is None:
-        raise UnusableError(f"{row['cache_file']:.300} is not there; restore it")
+        raise UnusableError(
+            f"{row['cache_file']:.300} does not exist; copy it from the cache again"
+        )
     return path
 
 

@@ -87,7 +87,9 @@ def _description(parts: Mapping[str, bytes]) -> dict[str, Any]:
         raise UnusableError(f"there is no .{min(missing)}, only {found}; write the sample again")
     about = parse_json(parts["json"])
     if not isinstance(about, dict):
-        raise UnusableError(f".json holds a {type(about).__name__}, not an object")
+        raise UnusableError(
+            f".json holds a {type(about).__name__}, not an object; write the sample again"
+        )
     level_index(about)
     return about
 
@@ -155,6 +157,6 @@ def _outline(path: Path) -> tuple[list[int], list[int]]:
     if levels and len(levels) != len(ends) - 1:
         raise UnusableError(
             f"{len(levels)} of its {len(ends) - 1} samples have a `timestep`, and all or none must"
-            " have one"
+            " have one; pack training and validation samples into separate tars"
         )
     return ends, levels

@@ -47,7 +47,10 @@ _FAMILIES = {name: name for name in FAMILIES} | _NAMES
 
 def _dataset_file(value: Any) -> dict[str, Any]:
     if not str(value).endswith(".toml"):
-        raise ValueError("is a group and holds no value; set a key such as dataset.path")
+        raise ValueError(
+            f"{value!r:.100} is not a .toml file, and dataset is a group of keys here; set a key"
+            " such as dataset.path"
+        )
     return {}
 
 

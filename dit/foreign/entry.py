@@ -140,7 +140,7 @@ def first_of(key: str) -> Callable[[Any], dict[str, Any]]:
 
     def reading(value: Any) -> dict[str, Any]:
         if isinstance(value, list) and len(value) != 1:
-            raise ValueError(f"has {len(value)} values; give one, for {key}")
+            raise ValueError(f"{value!r:.100} has {len(value)} values; give one, for {key}")
         return {key: value[0] if isinstance(value, list) else value}
 
     return reading

@@ -75,7 +75,10 @@ def read_wish(body: bytes, *, weights: str, variants: int) -> Wish:
         )
     known = _OPTIONS | _OWN
     if unknown := sorted(map(str, content.keys() - known.keys())):
-        raise ValueError(f"unknown keys {', '.join(unknown)}; known are {', '.join(known)}")
+        raise ValueError(
+            f"the request has the unknown keys {', '.join(unknown)}; leave them out:"
+            f" known are {', '.join(known)}"
+        )
     if missing := sorted(_OWN.keys() - content.keys()):
         raise ValueError(f"the request lacks {', '.join(missing)}; add what is missing")
     given = {name: value for name, value in content.items() if value is not None}
