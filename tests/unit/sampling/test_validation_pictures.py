@@ -234,7 +234,7 @@ def test_references_of_prompts_are_those_of_generate_dit(groups, tmp_path: Path,
     assert not torch.equal(made[0], made[1])
 
     many = {"caption": "a fox", "reference_path": ["first.png"] * (4 if edits else 2)}
-    bad = [(many, r"reference_path .*first.png: the network takes \d at most")]
+    bad = [(many, r"reference_path .*first.png: the network takes at most \d")]
     if edits:
         bad += [({"caption": "a fox"}, r"sees the pictures .*: give reference_path beside the pr")]
     for entry, words in bad:
