@@ -32,7 +32,7 @@ from typing import Any
 from rich.table import Table
 
 from dit.command_line import OptionParser
-from dit.config import EmaKind, MockGeometry, ObjectiveName, RunConfig
+from dit.config import EmaKind, MockGeometry, ModelConfig, ObjectiveName, RunConfig
 from dit.config_loading import load_config
 from dit.console import Console
 from dit.distributed.entry import run
@@ -183,7 +183,7 @@ def _ways(config: RunConfig, batches: int) -> tuple[dict[str, Callable[[], float
 
         return step
 
-    ways = {OURS: ours, ALONE: loop(partial(_alone, config)), PADDED: loop(_padded)}
+    ways = {OURS: ours, ALONE: loop(partial(_alone, config.model)), PADDED: loop(_padded)}
     return ways, sum(batch.real_tokens + sum(batch.text_rows) for batch, _ in items)
 
 
@@ -220,17 +220,17 @@ def _item(config: RunConfig, number: int) -> Any:
     return training_problem(objective, pack, options=config.objective, **settings)
 
 
-def _alone(config: RunConfig, network: Any, batch: list[Any]) -> list[Any]:
+def _alone(model: ModelConfig, network: Any, batch: list[Any]) -> list[Any]:
     """Error (prediction minus target) of the velocity of each sample, by one call each."""
     from dit.batch import TEXT, LatentSample
     from dit.models.registry import diffusers_form
 
-    found, form = [], diffusers_form(config.model)
+    found, form = [], diffusers_form(model)
     for one in batch:
         sample = LatentSample(
             key=one.key, latent_CFHW=one.input_CFHW, text_LE=one.texts[TEXT], fps=one.fps
         )
-        made_CFHW = form.run(network, sample, float(one.level), config.model)
+        made_CFHW = form.run(network, sample, float(one.level), model)
         found.append(made_CFHW - one.target_CFHW)
     return found
 

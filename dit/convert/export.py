@@ -136,7 +136,8 @@ def open_stored(
     source = _projection_folder(path, config.model, text_projection)
     if source is None:
         return stored, config, chosen
-    return *_with_projection(stored, config, source), chosen
+    stored, model = _with_projection(stored, config.model, source)
+    return stored, replace(config, model=model), chosen
 
 
 def _projection_folder(
@@ -174,11 +175,11 @@ def _projection_folder(
 
 
 def _with_projection(
-    stored: StoredWeights, config: RunConfig, source: DiffusersFolder
-) -> tuple[StoredWeights, RunConfig]:
-    part = diffusers_form(config.model).text_projection
+    stored: StoredWeights, model: ModelConfig, source: DiffusersFolder
+) -> tuple[StoredWeights, ModelConfig]:
+    part = diffusers_form(model).text_projection
     assert part is not None
-    weight, width = part.tensors[0], config.model.crossattn_emb_size
+    weight, width = part.tensors[0], model.crossattn_emb_size
     shape: tuple[int, ...] = source.headers[weight].shape if weight in source.headers else ()
     if (
         len(shape) != 2
@@ -194,7 +195,7 @@ def _with_projection(
     averaged = stored.prefix != stored.network
     of = {"averaged": averaged, "critic": bool(stored.network)}
     whole = WithTextProjection(stored.path, tensors=tensors, **of)
-    return whole, replace(config, model=part.added(config.model, shape[1]))
+    return whole, part.added(model, shape[1])
 
 
 def check_expressible(config: RunConfig, options: ExportOptions) -> None:

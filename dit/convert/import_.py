@@ -83,7 +83,8 @@ def import_weights(
     table = checked_table(source, model, left_out=left_out)
     config = RunConfig(model=model, objective=found.objective)
     notices: tuple[str, ...] = ()
-    if source.is_distilled or is_distilled(config):  # its pipeline takes no guidance
+    # The pipeline of a distilled network takes no guidance.
+    if source.is_distilled or is_distilled(model, found.objective):
         notices = (source.of_few_steps,)
         config = replace(config, validation=replace(config.validation, guidance=1.0))
     if (said := source.multiplied_out) is not None:

@@ -239,7 +239,7 @@ def loader_identity(config: RunConfig) -> dict[str, Any]:
     data, expected = config.dataset, Expected.of_training(config)
     balanced = data.balance is not Balance.NONE
     return {
-        "dataset": _fingerprints(config),
+        "dataset": _fingerprints(config.dataset),
         "weights of dataset.blend": [entry.weight for entry in data.blend],
         "dataset.mock_samples": [asdict(g) for g in data.mock_samples] if data.mock else [],
         "dataset.task_encoder_seq_length": data.task_encoder_seq_length,
@@ -309,13 +309,12 @@ def places_of(data: DatasetConfig) -> str:
     return ", ".join(entry.path for entry in data.blend) or str(data.path)
 
 
-def _fingerprints(config: RunConfig) -> list[str]:
+def _fingerprints(dataset: DatasetConfig) -> list[str]:
     """Hashes of each dataset folder's index, splits and settings, and of metadataset files."""
     hashes = [
-        _hash_files([leaf.path / META / name for name in _INDEX])
-        for leaf in train_leaves(config.dataset)
+        _hash_files([leaf.path / META / name for name in _INDEX]) for leaf in train_leaves(dataset)
     ]
-    for path in map(EPath, [] if config.dataset.mock else data_paths(config.dataset)):
+    for path in map(EPath, [] if dataset.mock else data_paths(dataset)):
         if path.is_file():
             hashes += [_hash_files([file]) for file in metadataset_files(path)]
     return hashes

@@ -64,7 +64,7 @@ def check_data(config: RunConfig) -> Checked:
     held_out = [
         leaf for one in validation_sets(config).values() for leaf in val_leaves(one.dataset)
     ]
-    first = dataset_card(config) or {}
+    first = dataset_card(config.dataset) or {}
     for leaf in dict.fromkeys([*leaves, *held_out]):
         card = read_data_card(leaf)
         if other := made_otherwise(first, card or {}):
@@ -149,13 +149,13 @@ def _head(count: int) -> str:
     return f"the data cannot be trained on, for {count} reasons{shown}:"
 
 
-def dataset_card(config: RunConfig) -> dict[str, Any] | None:
+def dataset_card(dataset: DatasetConfig) -> dict[str, Any] | None:
     """The card of the first training dataset, which stands for all; None if it has none.
 
     Raises:
         DataError: the card is not a JSON object.
     """
-    leaves = train_leaves(config.dataset)
+    leaves = train_leaves(dataset)
     return read_data_card(leaves[0]) if leaves else None
 
 
@@ -364,7 +364,8 @@ def _sizes(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
     splits = [part for part in card.get("splits", {}).values() if isinstance(part, dict)]
     counted = [part["samples"] for part in splits if _is_count(part.get("samples"))]
     total = max(sum(size["samples"] for size in sizes), sum(counted))
-    misfits = [(size, why) for size in sizes if (why := _misfit(size, strides, config))]
+    expected = Expected.of_training(config)
+    misfits = [(size, why) for size in sizes if (why := _misfit(size, strides, expected))]
     lost = sum(size["samples"] for size, _ in misfits)
     if lost > config.dataset.max_bad_fraction * total:
         size, why = misfits[0]
@@ -376,7 +377,7 @@ def _sizes(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
         )
 
 
-def _misfit(size: dict[str, int], strides: list[Any], config: RunConfig) -> SampleRefused | None:
+def _misfit(size: dict[str, int], strides: list[Any], expected: Expected) -> SampleRefused | None:
     """The refusal that samples of this `size` in frames and pixels would get, or None.
 
     `strides` are pixels per side of a latent cell, and frames per latent frame.
@@ -386,7 +387,6 @@ def _misfit(size: dict[str, int], strides: list[Any], config: RunConfig) -> Samp
         1 + -(-(size["num_frames"] - 1) // temporal),
         *(size[side] // stride for side in ("height", "width")),
     )
-    expected = Expected.of_training(config)
     try:
         check_latent(torch.empty(expected.channels, *shape_FHW, device="meta"), expected)
     except SampleRefused as why:

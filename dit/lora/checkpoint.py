@@ -119,7 +119,7 @@ def adapter_run(config: RunConfig, start: Path | None, say: Say = lambda _: None
             _check_drawn_alike(start, config)
         return replace(saved, base=found_base(saved.base, moved_to=config.lora.base))
     if config.lora.init_from is not None:
-        adapters = shapes_of_file(config, say)
+        adapters = shapes_of_file(config.lora, config.model, say)
     else:
         adapters = chosen_adapters(config.model, config.lora)
     return AdapterRun(adapters=adapters, base=_first_base(config, start))
@@ -170,7 +170,7 @@ def factors_of_file(
     return read
 
 
-def shapes_of_file(config: RunConfig, say: Say = lambda _: None) -> Adapters:
+def shapes_of_file(lora: LoraConfig, model: ModelConfig, say: Say = lambda _: None) -> Adapters:
     """Rank and alpha of each adapter in the file `lora.init_from`, by module.
 
     These values take the place of `lora.rank` and `lora.alpha`.
@@ -179,14 +179,14 @@ def shapes_of_file(config: RunConfig, say: Say = lambda _: None) -> Adapters:
         LoraFileError: the file cannot be read, or belongs to another network.
         Problems: `lora.rank` or `lora.alpha` is set to another value.
     """
-    shapes = shapes_of(factors_of_file(config.lora, config.model, say))
-    for key, told in (("rank", config.lora.rank), ("alpha", config.lora.alpha)):
+    shapes = shapes_of(factors_of_file(lora, model, say))
+    for key, told in (("rank", lora.rank), ("alpha", lora.alpha)):
         here = sorted({getattr(shape, key) for shape in shapes.values()})
         if told is not None and here != [told]:
             raise Problems(
                 [
                     f"lora.{key}={told:g} differs from the adapters of"
-                    f" lora.init_from={config.lora.init_from}, which have"
+                    f" lora.init_from={lora.init_from}, which have"
                     f" {', '.join(f'{value:g}' for value in here)} and decide; leave lora.{key}"
                     " out"
                 ]

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dit.checkpoint_paths import CheckpointError
-from dit.config import LoraConfig, ModelConfig, RunConfig
+from dit.config import LoraConfig, ModelConfig
 from dit.lora.checkpoint import FrozenFile, Say, adapters_of
 from dit.lora.factors import LoraFactors, LoraFileError, check_fits
 
@@ -29,7 +29,7 @@ KEY = "lora.frozen_adapter"
 
 
 def frozen_adapter(
-    config: RunConfig, goes_on_from: Path | None, say: Say = lambda _: None
+    lora: LoraConfig, model: ModelConfig, goes_on_from: Path | None, say: Say = lambda _: None
 ) -> tuple[FrozenFile | None, dict[str, LoraFactors]]:
     """The file of `lora.frozen_adapter` and its adapters; (None, {}) if it is not set.
 
@@ -40,9 +40,9 @@ def frozen_adapter(
         CheckpointError: the run has used another file so far, or none.
     """
     file, factors = None, dict[str, LoraFactors]()
-    if config.lora.frozen_adapter is not None:
-        path = Path(config.lora.frozen_adapter)
-        factors = _read(path, config.lora, config.model, say)
+    if lora.frozen_adapter is not None:
+        path = Path(lora.frozen_adapter)
+        factors = _read(path, lora, model, say)
         file = FrozenFile(path=path.resolve(), digest=_digest(factors))
         say(
             f"{KEY}={path}: adapters of {len(factors)} linears are added in training and in"

@@ -19,7 +19,6 @@ from dit.config import (
     ModelConfig,
     ObjectiveConfig,
     Problems,
-    RunConfig,
 )
 from dit.models.family import Family, InputKind
 
@@ -172,20 +171,20 @@ def network_spec(model: ModelConfig) -> NetworkSpec:
     return family_of(model).spec(model)
 
 
-def is_distilled(config: RunConfig) -> bool:
-    """Whether the network of `config` is distilled to few steps.
+def is_distilled(model: ModelConfig, objective: ObjectiveConfig) -> bool:
+    """Whether the network `model` is distilled to few steps.
 
     It is distilled if it also gets the timestep at which a step ends (flow maps), or if its named
     size is distilled (`Family.distilled`). A Diffusers folder does not tell the size; so the
     network also counts as distilled if all named sizes with the same numbers of layers, width and
     noise levels are distilled.
     """
-    family = family_of(config.model)
-    if family.trains_step_end and family.tells_step_end(config.model):
+    family = family_of(model)
+    if family.trains_step_end and family.tells_step_end(model):
         return True
-    alike = [size for size in family.sizes if _is_of(size, family, config.model, config.objective)]
+    alike = [size for size in family.sizes if _is_of(size, family, model, objective)]
     unnamed = bool(alike) and all(size in family.distilled for size in alike)
-    return config.model.name in family.distilled or unnamed
+    return model.name in family.distilled or unnamed
 
 
 def _is_of(size: str, family: Family, model: ModelConfig, objective: ObjectiveConfig) -> bool:

@@ -105,7 +105,7 @@ def boundary_of(high: RunConfig, low: RunConfig) -> float:
                 f"objective.{key}={one} of --checkpoint_path and {other} of --checkpoint_path_low"
                 " must be equal; give two experts that were trained with the same value"
             )
-    problems += _other_inputs(high, low, "--checkpoint_path_low")
+    problems += _other_inputs(high.model, low.model, "--checkpoint_path_low")
     if problems:
         raise Problems(problems)
     level = torch.tensor(first, dtype=torch.float64)
@@ -118,12 +118,12 @@ def check_pair(config: RunConfig, away: RunConfig) -> None:
     Raises:
         Problems: that network reads other latents or inputs than the network of `config`.
     """
-    if problems := _other_inputs(config, away, "--checkpoint_path_away"):
+    if problems := _other_inputs(config.model, away.model, "--checkpoint_path_away"):
         raise Problems(problems)
 
 
-def _other_inputs(one: RunConfig, other: RunConfig, option: str) -> list[str]:
-    if _reads(one.model) == _reads(other.model):
+def _other_inputs(one: ModelConfig, other: ModelConfig, option: str) -> list[str]:
+    if _reads(one) == _reads(other):
         return []
     return [
         f"the networks of --checkpoint_path and {option} read different latents or inputs; give two"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dit.config import ModelConfig, Precision, Recompute, RecomputeMethod, RunConfig
+from dit.config import DatasetConfig, ModelConfig, Precision, Recompute, RecomputeMethod, RunConfig
 from dit.config.data import MockGeometry
 from dit.config.sparsity import CUBE
 from dit.models.family import InputKind
@@ -31,9 +31,10 @@ def activation_bytes(config: RunConfig, *, accumulation: int) -> int:
     tokens = config.dataset.task_encoder_seq_length / model.context_parallel_size
     # The last stage keeps the predictions of passes without gradients, float32, of all packs.
     said = config.objective.predictions_kept * accumulation * 4 * model.output_features
-    pairs, again = _cube_pairs(config), model.recompute_granularity is Recompute.SELECTIVE
+    pairs, row = _cube_pairs(model, config.dataset), _row_numbers(model, config.dataset)
+    again = model.recompute_granularity is Recompute.SELECTIVE
     layer = _kept_by_layer(config) + (0 if again else pairs)
-    layers = _kept(model, layer=layer, row=number_bytes(model) * _row_numbers(config))
+    layers = _kept(model, layer=layer, row=number_bytes(model) * row)
     texts = _kept_of_texts(config) * _text_rows_in_flight(config, accumulation)
     return int(layers * in_flight + pairs * again + said * tokens + texts)
 
@@ -48,7 +49,7 @@ def _kept_by_layer(config: RunConfig) -> float:
     from dit.sizing.kept import kept_by_layer  # Megatron-Core takes 4 s to import
 
     model, spec, kept = config.model, network_spec(config.model), kept_by_layer(config.model)
-    whole, heard = config.dataset.task_encoder_seq_length, _sound_part(config)
+    whole, heard = config.dataset.task_encoder_seq_length, _sound_part(model, config.dataset)
     here = whole / model.context_parallel_size
     tokens, sound = seen_tokens(model) * (1 - heard) * here, heard * here
     if spec.attends_jointly:
@@ -60,10 +61,10 @@ def _kept_by_layer(config: RunConfig) -> float:
     return kept.of(tokens=tokens, sound=sound, **beside)
 
 
-def _row_numbers(config: RunConfig) -> float:
+def _row_numbers(model: ModelConfig, dataset: DatasetConfig) -> float:
     """Number of elements of a layer's input on a context rank, for all tokens of a full pack."""
-    model, heard = config.model, _sound_part(config)
-    tokens = config.dataset.task_encoder_seq_length / model.context_parallel_size
+    heard = _sound_part(model, dataset)
+    tokens = dataset.task_encoder_seq_length / model.context_parallel_size
     parts = (part for stack in network_spec(model).stacks for part in stack.layer.parts)
     ports = ((part, port) for part in parts for port in part.ports)
     widths = (part.width_of(port) for part, port in ports if port.row == SOUND_TOKENS)
@@ -71,9 +72,9 @@ def _row_numbers(config: RunConfig) -> float:
     return tokens * ((1 - heard) * model.hidden_size + heard * sound)
 
 
-def _sound_part(config: RunConfig) -> float:
+def _sound_part(model: ModelConfig, dataset: DatasetConfig) -> float:
     """Fraction of the tokens in packs of `dataset.mock_samples` that are tokens of sound."""
-    mixture, model = config.dataset.mock_samples, config.model
+    mixture = dataset.mock_samples
     latents = sum(one.weight * geometry_tokens(model, one) for one in mixture)
     sounds = sum(one.weight * sound_tokens(model, one) for one in mixture)
     return sounds / (latents + sounds)
@@ -107,12 +108,12 @@ def _text_rows_in_flight(config: RunConfig, accumulation: int) -> float:
     return rows * packs
 
 
-def _cube_pairs(config: RunConfig) -> float:
+def _cube_pairs(model: ModelConfig, dataset: DatasetConfig) -> float:
     """Bytes that a layer saves for the index lists of cubes, in a full pack of `mock_samples`.
 
     The lists have an entry for each pair of cubes. The result is the mean over layers, on one rank.
     """
-    model, mixture, spec = config.model, config.dataset.mock_samples, network_spec(config.model)
+    mixture, spec = dataset.mock_samples, network_spec(model)
     each = ((stack.count, stack.layer.among_cubes) for stack in spec.stacks)
     heads = sum(n * one.attention.heads for n, one in each if one) / spec.layers
     if not heads:
@@ -124,15 +125,14 @@ def _cube_pairs(config: RunConfig) -> float:
         grid = (side // patch for side, patch in zip(latent, sides, strict=True))
         cubes += one.weight * math.prod(-(-side // CUBE) for side in grid)
         tokens += one.weight * geometry_tokens(model, one)
-    of_pack = config.dataset.task_encoder_seq_length * cubes / max(tokens, 1)
+    of_pack = dataset.task_encoder_seq_length * cubes / max(tokens, 1)
     ranks = model.tensor_model_parallel_size * model.context_parallel_size  # that share heads
     return _CUBE_PAIR_BYTES * heads / ranks * of_pack**2
 
 
-def numbers_of_pack(config: RunConfig) -> float:
+def numbers_of_pack(model: ModelConfig, dataset: DatasetConfig) -> float:
     """Number of elements of the hidden states of a pack on one context rank."""
-    model = config.model
-    return config.dataset.task_encoder_seq_length / model.context_parallel_size * model.hidden_size
+    return dataset.task_encoder_seq_length / model.context_parallel_size * model.hidden_size
 
 
 def _rows_of_texts(config: RunConfig, lengths: Sequence[int]) -> float:

@@ -10,7 +10,10 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from dit.config import (
+    DdpConfig,
+    DistillConfig,
     EmaKind,
+    LoraConfig,
     ModelConfig,
     Precision,
     RunConfig,
@@ -55,7 +58,8 @@ def trained_count(config: RunConfig) -> int:
     Adapters are counted as with the default `lora.targets`.
     """
     if config.lora.enabled:
-        return inventory(alone(config.model)).adapter_numbers(adapter_rank(config))
+        rank = adapter_rank(config.model, config.lora)
+        return inventory(alone(config.model)).adapter_numbers(rank)
     return parameter_count(config.model) - frozen_count(config)
 
 
@@ -80,7 +84,7 @@ def trained_here(config: RunConfig) -> int:
     model = config.model
     if not config.lora.enabled:
         return parameters_here(model) * trained_count(config) // parameter_count(model)
-    return _adapters_here(model, adapter_rank(config))
+    return _adapters_here(model, adapter_rank(model, config.lora))
 
 
 def _adapters_here(model: ModelConfig, rank: int) -> int:
@@ -95,14 +99,13 @@ def _adapters_here(model: ModelConfig, rank: int) -> int:
     return inventory(alone(model)).adapter_numbers(rank, **layout)
 
 
-def adapter_rank(config: RunConfig) -> int:
+def adapter_rank(model: ModelConfig, lora: LoraConfig) -> int:
     """Rank of the adapters in `lora.init_from`, if it is set, else `lora.rank`.
 
     It is `_UNREAD_RANK` if neither is known.
     """
-    lora = config.lora
     if lora.init_from is not None:
-        return _rank_of_file(config.model, lora.init_from)
+        return _rank_of_file(model, lora.init_from)
     return lora.rank or _UNREAD_RANK
 
 
@@ -175,8 +178,8 @@ def memory(config: RunConfig, *, world_size: int) -> Memory:
         trained * moments * (not hosted)
         - 4 * orthogonalisation(config.model, config.optimizer).numbers_here * networks
     )
-    weights = weight_bytes(config) + teacher_bytes(config) + critic_bytes(config)
-    gradients = trained * summed_size(config)
+    weights = weight_bytes(config) + critic_bytes(config) + teacher_bytes(model, config.distill)
+    gradients = trained * summed_size(model, config.ddp)
     if in_shares:  # rows of trained weights are the main parameters, float32 as their gradients
         weights = (weights + trained * (4 - number_bytes(model))) // shards
         if config.ddp.sums(packs) == packs:  # else they are whole until the last pack
@@ -188,7 +191,7 @@ def memory(config: RunConfig, *, world_size: int) -> Memory:
         optimizer=(states + trained * 4 * (not wide and not in_shares)) // shards,
         ema=_averages(config) * trained // networks * 4 // shards,
         activations=activation_bytes(config, accumulation=packs),
-        backward=int(_BACKWARD * numbers_of_pack(config) * number_bytes(model)),
+        backward=int(_BACKWARD * numbers_of_pack(model, config.dataset) * number_bytes(model)),
         norms=trained // networks * 4 // shards,
         gathered=_gathered(config, trained=trained // networks, shards=shards) if in_shares else 0,
     )
@@ -224,10 +227,11 @@ def weight_bytes(config: RunConfig) -> int:
     return total + trained_here(config) * size
 
 
-def teacher_bytes(config: RunConfig) -> int:
+def teacher_bytes(model: ModelConfig, distill: DistillConfig) -> int:
     """Bytes of a teacher's weights on the fullest rank; 0 without one, or if it is the base."""
-    c, model = config.distill, config.model
-    return parameters_here(model) * number_bytes(model) if c.method is not None and c.teacher else 0
+    if distill.method is None or not distill.teacher:
+        return 0
+    return parameters_here(model) * number_bytes(model)
 
 
 def critic_bytes(config: RunConfig) -> int:
@@ -251,23 +255,23 @@ def _gathered(config: RunConfig, *, trained: int, shards: int) -> int:
     of trained parameters of this rank, `shards` the number of ranks that share a weight.
     """
     model, found = config.model, inventory_of(config.model)
-    size, summed, ahead = number_bytes(model), summed_size(config), config.ddp.prefetch_layers
+    size, summed = number_bytes(model), summed_size(model, config.ddp)
     layers = 2 * max(layer.parameters for _, layer in found.stacks)
-    sent = max(_layer_bytes(config, layer) for _, layer in found.stacks)
+    sent = max(_layer_bytes(layer, model, config.lora) for _, layer in found.stacks)
     ends_here = found.ends(pipeline=model.pipeline_model_parallel_size)
     part = trained / parameters_here(model)
-    weights = size * ends_here + (1 + ahead) * sent
+    weights = size * ends_here + (1 + config.ddp.prefetch_layers) * sent
     if not config.ddp.reshard_after_forward:
         weights = weight_bytes(config)
     gradients = part * (size + summed) * max(layers, ends_here)
     return int(weights + gradients + (2 * sent + layers * part * summed) / shards)
 
 
-def _layer_bytes(config: RunConfig, layer: Part) -> int:
+def _layer_bytes(layer: Part, model: ModelConfig, lora: LoraConfig) -> int:
     """Bytes of the weights of `layer` after FSDP has gathered them."""
-    size = number_bytes(config.model)
+    size = number_bytes(model)
     whole = layer.parameters * size
-    if config.lora.base_dtype is None:
+    if lora.base_dtype is None:
         return whole
     return (
         whole
@@ -276,10 +280,10 @@ def _layer_bytes(config: RunConfig, layer: Part) -> int:
     )
 
 
-def summed_size(config: RunConfig) -> int:
+def summed_size(model: ModelConfig, ddp: DdpConfig) -> int:
     """Bytes of one number of a gradient when it is summed over ranks."""
-    wide = config.model.precision is Precision.FP32
-    return 4 if wide or config.ddp.grad_reduce_in_fp32 else 2
+    wide = model.precision is Precision.FP32
+    return 4 if wide or ddp.grad_reduce_in_fp32 else 2
 
 
 def check_memory(config: RunConfig, *, world_size: int) -> None:

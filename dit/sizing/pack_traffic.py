@@ -35,7 +35,7 @@ def pack_traffic(config: RunConfig, *, shards: int) -> PackTraffic:
     """Bytes that a device sends for each pack if `shards` ranks share every weight (FSDP)."""
     others = (shards - 1) / shards
     weights = others * weight_bytes(config)
-    gradients = others * trained_here(config) * summed_size(config)
+    gradients = others * trained_here(config) * summed_size(config.model, config.ddp)
     again = weights * config.ddp.reshard_after_forward
     return PackTraffic(forward=weights, backward=again, gradients=gradients)
 

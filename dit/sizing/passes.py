@@ -23,13 +23,12 @@ import numpy as np
 from megatron.energon.epathlib import EPath
 
 from dit.bin_packing import MOST_IN_A_PASS, mean_fill
-from dit.config import Balance, DatasetConfig, Problems, RunConfig
+from dit.config import Balance, DatasetConfig, ModelConfig, Problems, RunConfig
 from dit.config.sparsity import SHORT_SAMPLE
 from dit.data.cook import Expected, size_in_pack
 from dit.data.datasets import DatasetSplit, count_samples, data_paths, shards_of, train_leaves
 from dit.data.preflight import SIDE_BY_SIDE, check_data, read_data_card
 from dit.data.rejections import REMEDIES, DataError, SampleRefused
-from dit.models.patch_layout import PatchLayout
 from dit.progress import brief, counted
 from dit.sizing.activations import geometry_tokens
 from dit.sizing.flops import forward_flops, work_of_packs
@@ -108,15 +107,20 @@ def forecast_packs(config: RunConfig) -> PackForecast | None:
         DataError: none of the examined samples can be used.
     """
     leaves = train_leaves(config.dataset)
-    if len(leaves) != 1 or (lengths := _lengths(leaves[0], config)) is None:
+    if len(leaves) != 1:
         return None
-    return _forecast(lengths, config, samples=count_samples(leaves[0]))
+    lengths = _lengths(leaves[0], Expected.of_training(config))
+    if lengths is None:
+        return None
+    return _forecast(lengths, config.model, config.dataset, samples=count_samples(leaves[0]))
 
 
-def _forecast(lengths: Lengths, config: RunConfig, *, samples: int) -> PackForecast:
-    data, cost = config.dataset, None
+def _forecast(
+    lengths: Lengths, model: ModelConfig, data: DatasetConfig, *, samples: int
+) -> PackForecast:
+    cost = None
     if data.balance is Balance.FLOPS_TARGET:
-        work = work_of_packs(config.model, config.dataset)
+        work = work_of_packs(model, data)
         assert work is not None
         cost = lambda n: float(work.flops([n], [0]))  # noqa: E731
     padded, capacity = Counter[int](), data.task_encoder_seq_length
@@ -137,15 +141,15 @@ def _forecast(lengths: Lengths, config: RunConfig, *, samples: int) -> PackForec
     )
 
 
-def _lengths(leaf: DatasetSplit, config: RunConfig) -> Lengths | None:
+def _lengths(leaf: DatasetSplit, expected: Expected) -> Lengths | None:
     """Lengths of the training samples of `leaf`; None if neither shards nor card have them.
 
     The card lists only the most frequent sizes, without texts and references.
     """
     if all(shard.path.is_local() for shard in shards_of(leaf)):
-        return _read_lengths(leaf, Expected.of_training(config))
+        return _read_lengths(leaf, expected)
     try:
-        return _listed_lengths(read_data_card(leaf) or {}, Expected.of_training(config))
+        return _listed_lengths(read_data_card(leaf) or {}, expected)
     except (KeyError, TypeError, AttributeError, ZeroDivisionError):
         return None  # of another tool, or damaged: the check of the data names that
 
@@ -253,12 +257,12 @@ def length_shares(config: RunConfig) -> dict[int, float]:
     samples of a preference pair count separately. Text counts if it takes room in packs. Empty for
     mock data, and for remote shards whose cards list no sizes.
     """
-    shares, copies = defaultdict[int, float](float), PatchLayout.of_training(config).copies
+    shares, expected = defaultdict[int, float](float), Expected.of_training(config)
     for leaf in dict.fromkeys(train_leaves(config.dataset)):
         with suppress(DataError):  # the check of the data names that
-            if lengths := _lengths(leaf, config):
+            if lengths := _lengths(leaf, expected):
                 for length, count in lengths.counts.items():
-                    shares[length.real // copies] += count / lengths.counts.total()
+                    shares[length.real // expected.layout.copies] += count / lengths.counts.total()
     return shares
 
 
@@ -294,7 +298,7 @@ def fill_line(config: RunConfig, forecast: PackForecast | None) -> str:
             other = replace(config, dataset=replace(config.dataset, **{name: value}))
             if name == "sample_multiple":
                 lengths = lengths.padded_to(value)
-            fill = _forecast(lengths, other, samples=forecast.samples).fill
+            fill = _forecast(lengths, other.model, other.dataset, samples=forecast.samples).fill
             if fill > forecast.fill + 0.02:
                 better.append(f"dataset.{name}={value} would fill {fill:.0%}")
     how = "; ".join(better) or "no capacity near this one suits the lengths of the samples better"
@@ -380,9 +384,9 @@ def steps_of_epochs(config: RunConfig) -> RunConfig:
         raise Problems([f"{named}: {problem}" for problem in error.problems]) from None
 
 
-def absent_data(config: RunConfig) -> str:
+def absent_data(dataset: DatasetConfig) -> str:
     """Path of the first dataset that is not on this machine; empty if all are."""
-    paths = map(EPath, data_paths(config.dataset))
+    paths = map(EPath, data_paths(dataset))
     return next((str(path) for path in paths if not (path.is_dir() or path.is_file())), "")
 
 
@@ -396,7 +400,7 @@ def data_lines(config: RunConfig) -> str:
     """
     rows, forecast = list[tuple[str, str]](), None
     if data_paths(config.dataset) and not config.dataset.mock:
-        if absent := absent_data(config):
+        if absent := absent_data(config.dataset):
             rows.append(("shards", f"NOT CHECKED: {absent} does not exist here"))
         else:
             rows.append(("shards", str(check_data(config))))

@@ -51,7 +51,8 @@ def with_attention(
     """
     heartbeat("choice of the attention kernel")
     samples = from_first_rank(lambda: usual_pack(config) if _capability() else [])
-    case = AttentionCase.of(config, _capability())
+    deterministic = config.train.deterministic
+    case = AttentionCase.of(config.model, _capability(), deterministic=deterministic)
     if config.model.attention_backend is not AttentionBackend.AUTO:
         _refuse(
             config.model, next(filter(None, on_all_ranks(lambda: _reason(config.model, case))), "")
@@ -126,13 +127,14 @@ def _capability() -> tuple[int, int] | None:
     return torch.cuda.get_device_capability(device()) if torch.cuda.is_available() else None
 
 
-def check_named(config: RunConfig) -> None:
+def check_named(model: ModelConfig, *, deterministic: bool) -> None:
     """Checks that the kernel `model.attention_backend` works on this machine for any pack.
 
     Raises:
         ValueError: the kernel does not fit or does not work.
     """
-    _refuse(config.model, _reason(config.model, AttentionCase.of(config, _capability())))
+    case = AttentionCase.of(model, _capability(), deterministic=deterministic)
+    _refuse(model, _reason(model, case))
 
 
 def _reason(model: ModelConfig, case: AttentionCase) -> str:

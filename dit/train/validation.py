@@ -45,7 +45,7 @@ import torch
 import torch.distributed as dist
 
 from dit.batch import FixedLevels, NullInputs, PackedBatch
-from dit.config import LossMean, ModelConfig, RunConfig
+from dit.config import LossMean, ModelConfig, RunConfig, ValidationConfig
 from dit.data import ValidationPacks, validation_groups
 from dit.data.preflight import validation_sets
 from dit.data.rejections import RefusedSample
@@ -180,7 +180,8 @@ def _losses(
                 heartbeat("validation")
                 losses = run_schedule(model.chunks, items, options=options, forward_only=True)
                 for loss, batch in losses:
-                    for ending, both in _sums_of(loss, batch, config, quantile):
+                    groups = _groups(batch, config.model, config.validation)
+                    for ending, both in _sums_of(loss, batch, groups, quantile):
                         sums[f"{name}{ending}"] += both
     for chunk in model.chunks:
         chunk.train()
@@ -188,11 +189,12 @@ def _losses(
 
 
 def _sums_of(
-    loss: Loss, batch: PackedBatch, config: RunConfig, quantile: float | None
+    loss: Loss, batch: PackedBatch, groups: list[tuple[str, ...]], quantile: float | None
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """(suffix of a loss's name, (error, divisor) [2]) for a pack as a whole and for parts of it.
 
-    The parts are its quantile of the noise level, each other token stream, and groups of samples.
+    The parts are its quantile of the noise level, each other token stream, and groups of samples:
+    `groups` names, for each sample, those to which it belongs.
     """
     each_N2 = loss.of_samples(batch).cpu()
     yield "", each_N2.sum(0)
@@ -200,14 +202,16 @@ def _sums_of(
         yield f"_q{100 * quantile:.3g}", each_N2.sum(0)
     for stream in loss.others:
         yield f"_{stream}", loss.of_stream(stream, batch).sum(0).cpu()
-    for groups, one in zip(_groups(batch, config), each_N2, strict=True):
-        yield from ((f"_{group}", one) for group in groups)
+    for names, one in zip(groups, each_N2, strict=True):
+        yield from ((f"_{name}", one) for name in names)
 
 
-def _groups(batch: PackedBatch, config: RunConfig) -> list[tuple[str, ...]]:
+def _groups(
+    batch: PackedBatch, model: ModelConfig, validation: ValidationConfig
+) -> list[tuple[str, ...]]:
     """Names of the groups of samples to which each sample of `batch` belongs."""
-    kinds = [kind(grid, config.model) for grid in batch.grids]
-    levels = batch.method(FixedLevels) if config.validation.fixed_levels else None
+    kinds = [kind(grid, model) for grid in batch.grids]
+    levels = batch.method(FixedLevels) if validation.fixed_levels else None
     if levels is None:
         return [(one,) for one in kinds]
     return [(one, f"k{k}") for one, k in zip(kinds, levels.indices, strict=True)]

@@ -114,7 +114,7 @@ def hf_start(config: RunConfig) -> HfStart | None:
 def _of_distillation(source: DiffusersFolder, config: RunConfig) -> Iterator[str]:
     """A warning if plain fine-tuning would undo that a network was distilled to few steps."""
     held = config.passes_without_gradient or config.lora.frozen_adapter
-    if (source.is_distilled or is_distilled(config)) and not held:
+    if (source.is_distilled or is_distilled(config.model, config.objective)) and not held:
         yield source.of_few_steps
 
 

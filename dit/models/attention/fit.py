@@ -23,7 +23,7 @@ from typing import Self
 
 from packaging.version import Version
 
-from dit.config import AttentionBackend, ModelConfig, Precision, RunConfig
+from dit.config import AttentionBackend, ModelConfig, Precision
 
 FLASH_4, CUDNN_FRONTEND = "flash-attn-4", "nvidia-cudnn-frontend"
 _SINCE = {FLASH_4: ("4.0.0b36", "attention"), CUDNN_FRONTEND: ("1.28", "cudnn")}
@@ -55,12 +55,14 @@ class AttentionCase:
     deterministic: bool = False
 
     @classmethod
-    def of(cls, config: RunConfig, capability: tuple[int, int] | None) -> Self:
+    def of(
+        cls, model: ModelConfig, capability: tuple[int, int] | None, *, deterministic: bool
+    ) -> Self:
         return cls(
             capability=capability,
-            head_width=_head_width(config.model),
-            half=config.model.precision is Precision.BF16,
-            deterministic=config.train.deterministic,
+            head_width=_head_width(model),
+            half=model.precision is Precision.BF16,
+            deterministic=deterministic,
         )
 
 

@@ -392,7 +392,7 @@ def check_samples(config: RunConfig) -> None:
     Raises:
         ValueError: one of these is missing or does not fit.
     """
-    c, run = config.validation, _CardAndConfig(config=config, card=dataset_card(config))
+    c, run = config.validation, _CardAndConfig(config=config, card=dataset_card(config.dataset))
     prompts = _prompts(config.validation)
     check_encoder(run, check_prompts(run, prompts))
     is_known = "stride" in (run.card or {}).get("latent", {})

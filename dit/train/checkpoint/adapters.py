@@ -147,7 +147,9 @@ def adapters_at_start(
             checkpoint, or does not fit the network.
     """
     run = from_first_rank(lambda: _adapter_run(config, start, say))
-    file, frozen = from_first_rank(lambda: frozen_adapter(config, start.continued, say))
+    file, frozen = from_first_rank(
+        lambda: frozen_adapter(config.lora, config.model, start.continued, say)
+    )
     run = replace(run, frozen=file)
     folder = opened_folder(run.base, config.model, read_folder)
     if folder is not None:
@@ -183,7 +185,7 @@ def of_heard_streams(config: RunConfig, say: Say) -> RunConfig:
     """
     lora, of = config.lora, config.dataset
     chosen = lora.enabled and lora.init_from is None and lora.streams is not LoraStreams.VIDEO
-    if not (chosen and has_sound(config.model)) or absent_data(config) or not lacks_sound(of):
+    if not (chosen and has_sound(config.model)) or absent_data(of) or not lacks_sound(of):
         return config
     if lora.streams is LoraStreams.SOUND:
         raise Problems(
@@ -210,7 +212,7 @@ def check_adapters(
     said: list[str] = []
     run = _adapter_run(config, start, said.append)
     adapters_by_linear(config.model, run.adapters)
-    frozen_adapter(config, start.continued, said.append)
+    frozen_adapter(config.lora, config.model, start.continued, said.append)
     if opened_folder(run.base, config.model, read_folder) is None:
         check_base(run.base, config.model)
     return said, run.adapters

@@ -28,7 +28,7 @@ from dit.checkpoint_paths import (
     find_checkpoint,
     saved_checkpoints,
 )
-from dit.config import CheckpointConfig, RunConfig
+from dit.config import CheckpointConfig
 from dit.distributed.collective_errors import error_in_words
 from dit.distributed.watchdog import heartbeat
 from dit.progress import counted
@@ -109,12 +109,11 @@ def _about_mirror(store: CheckpointStore, own: Path) -> list[str]:
 class Mirror:
     """Copies the checkpoints of a run to an object store, in a thread."""
 
-    def __init__(self, config: RunConfig):
+    def __init__(self, checkpoint: CheckpointConfig):
         """Opens the store; raises CheckpointError if MSC lacks its profile or a package for it."""
-        c = config.checkpoint
-        assert c.mirror and c.save
-        self.store, self.keep_last = _store(c.mirror), c.keep_last
-        self.checkpoints = Path(c.save) / "checkpoints"
+        assert checkpoint.mirror and checkpoint.save
+        self.store, self.keep_last = _store(checkpoint.mirror), checkpoint.keep_last
+        self.checkpoints = Path(checkpoint.save) / "checkpoints"
         self.failures = self.failures_in_a_row = 0
         self._lines: deque[str] = deque()
         self._lock, self._again = threading.Lock(), False

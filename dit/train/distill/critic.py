@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from dit.checkpoint_paths import CheckpointError, find_checkpoint, verify
-from dit.config import RunConfig
+from dit.config import ModelConfig, RunConfig
 from dit.distributed.collective_errors import from_first_rank
 from dit.lora.checkpoint import adapters_of, factors_of_file
 from dit.lora.factors import LoraFactors, shapes_of
@@ -41,16 +41,16 @@ def fill_of_critic(
             return partial(initialise_adapters, seed=config.rng.seed)
         place, key = config.distill.teacher, "teacher"
         assert place is not None, "RunConfig asks for a teacher where all weights are trained"
-    elif (path := from_first_rank(lambda: critic_at(place, config, trained))) is not None:
+    elif (path := from_first_rank(lambda: critic_at(place, config.model, trained))) is not None:
         return partial(_from_checkpoint, path=path)
     elif trained is not None:
         factors = from_first_rank(lambda: critic_adapters(config, trained))
         return partial(_draw, factors=factors)
     start = start_at(place, config, read_folder, key=key)
-    return partial(_from_start, start=start, config=config)
+    return partial(_from_start, start=start, model=frozen_run(config).model)
 
 
-def critic_at(place: str, config: RunConfig, trained: Adapters | None) -> Path | None:
+def critic_at(place: str, model: ModelConfig, trained: Adapters | None) -> Path | None:
     """The checkpoint at `place` if it holds a critic, else None; reads no tensors.
 
     `trained` are the student's adapters, or None.
@@ -61,7 +61,7 @@ def critic_at(place: str, config: RunConfig, trained: Adapters | None) -> Path |
     path = find_checkpoint(Path(place))
     if path is None or not has_critic(path):
         return None
-    check_same_weights(path, config.model)
+    check_same_weights(path, model)
     saved = adapters_of(path)
     if (None if saved is None else saved.adapters) != trained:
         raise _other_adapters(place)
@@ -91,7 +91,7 @@ def check_critic(
         ValueError: `distill.critic_load` holds no weights that fit.
     """
     place = config.distill.critic_load
-    if place is None or critic_at(place, config, trained) is not None:
+    if place is None or critic_at(place, config.model, trained) is not None:
         return
     if trained is not None:
         critic_adapters(config, trained)
@@ -116,5 +116,5 @@ def _from_checkpoint(module: StackedTransformer, path: Path) -> None:
     load_weights(path, [module], module.groups, averaged=False, among=CRITIC)
 
 
-def _from_start(module: StackedTransformer, start: AdapterStart, config: RunConfig) -> None:
-    start.load_base([module], frozen_run(config).model, module.groups)
+def _from_start(module: StackedTransformer, start: AdapterStart, model: ModelConfig) -> None:
+    start.load_base([module], model, module.groups)

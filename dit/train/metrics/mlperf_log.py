@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dit.config import Precision, RunConfig
+from dit.config import Precision, RunConfig, TrainConfig
 from dit.config.groups import MlperfDivision
 from dit.parsing import parse_json
 from dit.safe_writing import write_atomically
@@ -45,13 +45,13 @@ class MlperfLog:
         self._write("run_start")
         self._write("block_start", samples_count=samples)
 
-    def stepped(self, config: RunConfig, *, samples: int, data_ranks: int) -> None:
+    def stepped(self, train: TrainConfig, *, samples: int, data_ranks: int) -> None:
         """Writes the lines that are known after the first step: the batch sizes."""
-        packs = config.train.global_batch_size
+        packs = train.global_batch_size
         self._write("global_batch_size", samples)
         self._write("micro_batch_size", max(1, samples // packs))
         self._write("gradient_accumulation_steps", packs // data_ranks)
-        self._write("evaluation_frequency", samples * config.train.eval_interval)
+        self._write("evaluation_frequency", samples * train.eval_interval)
 
     def validating(self, samples: int) -> None:
         """Writes the lines before a validation, after `samples` samples."""

@@ -196,7 +196,8 @@ class RunLogger:
     def _write_mlperf(self, log: MlperfLog, values: dict[str, Any]) -> None:
         run, samples = self.run, self.run.progress.consumed_samples
         if run.progress.step == 1:
-            log.stepped(run.config, samples=samples, data_ranks=run.data_ranks.size())
+            train, ranks = run.config.train, run.data_ranks.size()
+            log.stepped(train, samples=samples, data_ranks=ranks)
         if "val_loss" in values:
             last = run.progress.step == run.config.train.train_iters
             ends = "success" if "target_samples" in values else "aborted" if last else None

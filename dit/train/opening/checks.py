@@ -74,7 +74,7 @@ def start_lines(
     Raises:
         ValueError: of many kinds, as when a run starts.
     """
-    data = config.dataset.mock or (data_paths(config.dataset) and not absent_data(config))
+    data = config.dataset.mock or (data_paths(config.dataset) and not absent_data(config.dataset))
     lines = check_start(
         config, world_size=world_size, with_data=bool(data), read_folder=read_folder
     )
@@ -265,6 +265,6 @@ def _checks_of_devices(config: RunConfig) -> Iterator[Callable[[], object]]:
     if model.cp_comm_type is ContextComm.P2P:
         yield partial(check_ring, model.context_parallel_size)
     if model.attention_backend is not AttentionBackend.AUTO:
-        yield partial(check_named, config)
+        yield partial(check_named, config.model, deterministic=config.train.deterministic)
     if model.gradient_accumulation_fusion:
         yield partial(check_fusion, of_engine=of_engine)

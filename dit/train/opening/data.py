@@ -58,7 +58,7 @@ def open_data(machine: Machine) -> Data:
         loader=loader,
         validation=read_validation_packs(config, replica, **ranks),
         null=null_inputs(config, device()),
-        card=dataset_card(config),
+        card=dataset_card(config.dataset),
         notes=notes,
     )
 

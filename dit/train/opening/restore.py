@@ -91,7 +91,7 @@ def _open_saver(run: TrainState, folder: Path, adapters: AdapterStart | None) ->
         if run.config.checkpoint.mirror:
             from dit.train.checkpoint.mirror import Mirror
 
-            run.mirror = Mirror(run.config)
+            run.mirror = Mirror(run.config.checkpoint)
 
 
 def resume(run: TrainState, start: Start) -> None:

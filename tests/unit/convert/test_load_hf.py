@@ -171,9 +171,9 @@ def test_a_size_that_was_distilled_is_known_without_its_name():
             unnamed = replace(named, model=replace(named.model, name="custom"))
             told = size in family.distilled
             by_input = family.trains_step_end and family.tells_step_end(named.model)
-            assert is_distilled(named) == (told or by_input), size
+            assert is_distilled(named.model, named.objective) == (told or by_input), size
             by_levels = told and family.keys_of_sizes[size] not in plain
-            assert is_distilled(unnamed) == (by_levels or by_input), size
+            assert is_distilled(unnamed.model, unnamed.objective) == (by_levels or by_input), size
 
 
 def test_keys_that_do_not_touch_the_weights_win(groups, tmp_path):

@@ -181,11 +181,11 @@ def null(root, rows, width=8):
 
 def test_card_and_null_text_come_from_the_dataset(shards, tmp_path):
     config = shards.config(shards.good_set(tmp_path, 5))
-    assert dataset_card(config) is None
+    assert dataset_card(config.dataset) is None
     assert torch.equal(null_inputs(config)["text"], torch.zeros(1, 8))
     (tmp_path / "dataset_card.json").write_text('{"format_version": 1}')
     null(tmp_path, 3)
-    assert dataset_card(config) == {"format_version": 1}
+    assert dataset_card(config.dataset) == {"format_version": 1}
     assert torch.equal(null_inputs(config)["text"], torch.full((3, 8), 3.0))
 
 

@@ -103,5 +103,5 @@ def test_ranks_and_workers_deal_the_indices_out(shards, opened):
 
 def test_mock_data_have_no_card_and_a_zero_null_text(shards):
     config = shards.config(mock=True)
-    assert dataset_card(config) is None
+    assert dataset_card(config.dataset) is None
     assert torch.equal(null_inputs(config)["text"], torch.zeros(1, 8))

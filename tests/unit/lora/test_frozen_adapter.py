@@ -261,7 +261,7 @@ def test_a_file_of_another_network_is_named(tmp_path):
     config = replace(tiny_run(hidden_size=96, num_layers=1), lora=LoraConfig(rank=2))
     config = replace(config, lora=replace(config.lora, frozen_adapter=file))
     with pytest.raises(LoraFileError, match=f"^lora.frozen_adapter={file} is of another network"):
-        frozen_adapter(config, None)
+        frozen_adapter(config.lora, config.model, None)
     with pytest.raises(ValueError, match="rank=null trains all weights; set rank"):
         LoraConfig(frozen_adapter=file)
 

@@ -66,7 +66,7 @@ class Run:
 
     def copy(self) -> list[str]:
         """Brings the store up to date; returns what the run says."""
-        mirror = Mirror(self.config)
+        mirror = Mirror(self.config.checkpoint)
         mirror.finish(patience_s=60)
         return list(mirror.lines())
 
@@ -102,7 +102,7 @@ def killed_after(run: Run, count: int) -> bool:
     """Brings the store up to date in a process that is killed after so many changes."""
     child = os.fork()
     if not child:
-        mirror, left = Mirror(run.config), [count]
+        mirror, left = Mirror(run.config.checkpoint), [count]
         client: Any = mirror.store._client
 
         def counted(change: Callable[..., Any]) -> Callable[..., Any]:
@@ -170,7 +170,8 @@ def test_the_best_checkpoint_stays_when_the_disk_is_lost(run: Run) -> None:
 
 def test_errors_of_the_store_are_said_counted_and_tried_again(run: Run, monkeypatch) -> None:
     run.save(1)
-    mirror, upload = Mirror(run.config), Mirror(run.config).store._client.upload_file
+    mirror = Mirror(run.config.checkpoint)
+    upload = Mirror(run.config.checkpoint).store._client.upload_file
     fails = iter([True, True, False])
 
     def sometimes(*arguments: str) -> None:
@@ -195,7 +196,7 @@ def test_errors_of_the_store_are_said_counted_and_tried_again(run: Run, monkeypa
 
 def test_a_store_that_never_answers_is_given_up_at_the_end(run: Run, monkeypatch) -> None:
     run.save(1)
-    mirror, released = Mirror(run.config), threading.Event()
+    mirror, released = Mirror(run.config.checkpoint), threading.Event()
     monkeypatch.setattr(mirror.store._client, "upload_file", lambda *_: released.wait(60))
     mirror.finish(patience_s=0.2)
     (said,) = mirror.lines()
@@ -205,7 +206,7 @@ def test_a_store_that_never_answers_is_given_up_at_the_end(run: Run, monkeypatch
 
 def test_what_arrives_damaged_is_noticed(run: Run, monkeypatch) -> None:
     run.save(1)
-    mirror = Mirror(run.config)
+    mirror = Mirror(run.config.checkpoint)
     write = mirror.store._client.write
 
     def upload(path: str, file: str) -> None:
@@ -227,7 +228,7 @@ def test_only_what_is_lacking_is_copied_after_an_interruption(run: Run, monkeypa
     for lost in ("manifest.json", "config.yaml"):
         (place / lost).unlink()
     (place / ".left_by_a_kill").touch()
-    mirror, uploaded = Mirror(run.config), []
+    mirror, uploaded = Mirror(run.config.checkpoint), []
     upload = mirror.store._client.upload_file
     monkeypatch.setattr(
         mirror.store._client, "upload_file", lambda *a: (uploaded.append(a[0]), upload(*a))
@@ -239,7 +240,7 @@ def test_only_what_is_lacking_is_copied_after_an_interruption(run: Run, monkeypa
 
 def test_a_checkpoint_that_is_removed_while_it_is_copied_is_no_error(run, monkeypatch) -> None:
     name = run.save(1)
-    mirror = Mirror(run.config)
+    mirror = Mirror(run.config.checkpoint)
 
     def upload(*_: str) -> None:
         shutil.rmtree(run.folder / "checkpoints" / name)

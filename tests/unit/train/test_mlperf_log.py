@@ -45,7 +45,7 @@ def _evaluate(log, config, losses, *, batch, samples=0):
     every = batch * config.train.eval_interval
     for number, loss in enumerate(losses, start=1):
         if not samples:  # the first step of the run
-            log.stepped(config, samples=batch, data_ranks=8 if batch == BATCH else 1)
+            log.stepped(config.train, samples=batch, data_ranks=8 if batch == BATCH else 1)
         samples += every
         log.validating(samples)
         ends = "success" if loss <= config.validation.target else None
