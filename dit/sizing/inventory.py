@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dit.config import CUSTOM_SIZE, ModelConfig, Precision, Recompute
+from dit.config import CUSTOM_SIZE, ModelConfig, Precision, Recompute, RecomputeMethod
 from dit.models.registry import network_spec
 
 if TYPE_CHECKING:  # Megatron-Core takes 4 s to import
@@ -113,8 +113,10 @@ def _fullest(runs: Iterable[tuple[int, int]], held: int) -> int:
 @lru_cache(maxsize=4096)  # a plan asks for each layout and each number of recomputed layers
 def alone(model: ModelConfig) -> ModelConfig:
     """The configuration of `model` on one rank, in bfloat16, without recomputation."""
-    one = {"name": CUSTOM_SIZE, "precision": Precision.BF16}
-    return replace(model.on_one_rank(), **one, recompute_granularity=Recompute.NONE)
+    one: dict[str, Any] = {"name": CUSTOM_SIZE, "precision": Precision.BF16}
+    # The keys beside the granularity too, or a network would be built for each of their values.
+    one |= {"recompute_granularity": Recompute.NONE, "recompute_num_layers": 1}
+    return replace(model.on_one_rank(), **one, recompute_method=RecomputeMethod.UNIFORM)
 
 
 @lru_cache(maxsize=256)

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from tests.distributed.gradient_types_worker import BREAKS, LAYOUTS, SIZES
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.launching import ROOT, run
 
 
 @cache
 def _found() -> dict[str, dict[str, str]]:
     """What the checker refuses of each network, whole and broken; one process for all."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.distributed.gradient_types_worker"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    line = [sys.executable, "-m", "tests.distributed.gradient_types_worker"]
+    done = run(line, env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

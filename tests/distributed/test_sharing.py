@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 
 import pytest
 
-from tests.launching import ROOT, environment, metrics, numbers, pretrain
+from tests.launching import ROOT, metrics, numbers, pretrain, run
 from tests.stored import assert_same_stored
 
 SIX = ("train.train_iters=6", "train.global_batch_size=3", "checkpoint.save_interval=3")
@@ -19,12 +18,8 @@ TENSOR = ("model.tensor_model_parallel_size=2", "model.sequence_parallel=true")
 def test_packs_arrive_while_ranks_compute():
     """The same ones; errors come up at their step, and who waits for whom is seen."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(ROOT / "tests/sharing.py")],
-        env=environment() | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    line = [sys.executable, *launcher, str(ROOT / "tests/sharing.py")]
+    done = run(line, env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -11,6 +11,7 @@ from torch.overrides import BaseTorchFunctionMode
 
 from dit.models.dit.model import DiT
 from tests.packs import tiny_model
+from tests.warm_python import warm_python
 
 CPU_ONLY = pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA here")
 
@@ -64,7 +65,7 @@ with torch.device("meta"):
     made = [torch.tensor(1), torch.zeros(1), torch.ones(1), torch.full((1,), 2.0), torch.empty(1)]
 assert {one.device.type for one in made} == {"meta"}
 """
-    subprocess.run([sys.executable, "-c", script], check=True)
+    subprocess.run([warm_python(), "-c", script], check=True)
 
 
 def test_nothing_is_patched_where_there_is_cuda():

@@ -268,12 +268,13 @@ def _calls(repo_root: Path, page: str) -> list[tuple[str, ...]]:
     """The lines of a page that start a program of ours.
 
     The playground and a watched report serve until Ctrl-C; tests/distributed/test_generate.py asks
-    the one, tests/unit/report/test_report_moves.py the other. Other tests run the Slurm file and
-    the checks of layouts; containers and several machines are not here.
+    the one, tests/unit/report/test_report_moves.py the other. Other tests run the Slurm file, the
+    checks of layouts and expected_step.py, which the page gives no arguments; containers and
+    several machines are not here.
     """
     found = [command.words for command in commands(repo_root) if command.page == page]
     serve = {"dit.playground", "--watch", "sbatch", "docker", "--nnodes"}
-    serve |= {"recipes/check_layouts.py"}
+    serve |= {"recipes/check_layouts.py", "benchmarks/expected_step.py"}
     found = [words for words in found if not any(name in w for name in BY_HAND for w in words)]
     return [words for words in found if script_call(words) and not serve & set(words)]
 

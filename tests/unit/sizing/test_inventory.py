@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from dit.config import Recompute, RecomputeMethod
 from dit.models.layer_spec import RowKind
 from dit.models.layers.parallel_linear import BuildContext
 from dit.models.registry import families, named_model, network_spec
@@ -57,9 +58,20 @@ def test_one_layer_more_is_one_layer_more() -> None:
 
 
 def test_no_network_is_too_deep_to_be_asked() -> None:
-    many = replace(named_model("dit_s"), name="custom", num_layers=2**14)
+    many = replace(named_model("dit_s"), name="custom", num_layers=2**12)
     (count, layer), ends = inventory(alone(many)).stacks[0], inventory(alone(many)).ends()
-    assert inventory(alone(many)).parameters() == 2**14 * layer.parameters + ends and count == 2**14
+    assert inventory(alone(many)).parameters() == 2**12 * layer.parameters + ends and count == 2**12
+
+
+def test_recomputation_of_other_layers_builds_no_other_network() -> None:
+    """`auto` asks for the memory with each number of layers: 40 of a Wan, four times over."""
+    model = replace(named_model("dit_s"), name="custom", recompute_granularity=Recompute.FULL)
+    asked = (
+        alone(replace(model, recompute_num_layers=number, recompute_method=method))
+        for number in (1, 2)
+        for method in RecomputeMethod
+    )
+    assert {*asked} == {alone(named_model("dit_s"))}
 
 
 @pytest.mark.parametrize("size", ["dit_s", "flux1_schnell", "sd3", "lumina2", "qwen_image"])
