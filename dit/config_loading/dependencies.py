@@ -39,6 +39,7 @@ NEEDS: Mapping[str, Mapping[str, Any]] = {
     "model.sparse_share": _SPARSE,
     "model.sparse_share_step": _SPARSE,
     "model.sparse_share_interval": _SPARSE,
+    "model.reference_scale": {"model.reference_latents": range(1, 2**31)},
     "dataset.balance_packs": {"dataset.balance": ("flops", "flops_target")},
     "objective.loss_mean": {"objective.preference": None},
     "objective.huber_c": {"objective.loss": "huber"},
