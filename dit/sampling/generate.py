@@ -79,6 +79,9 @@ class Request:
     seed: int  # of its noise, which depends neither on other requests nor on the layout
     conditions: tuple[Condition, ...] = ()  # pictures and clips that it shows
     sound: SoundRequest | None = None  # the sound to generate; None: no sound
+    # Latents that get noise of the first level in place of pure noise, for networks with sound.
+    # Either all requests of a call have them, or none.
+    start: Generated | None = None
 
 
 class Generated(NamedTuple):
@@ -213,7 +216,8 @@ def generate_streams(
             told: Any = {"config": config, "settings": settings, "after_step": after_step}
             told |= {"seeds": [one.seed for one in chosen.values()]}
             if own.others:
-                made = _sample_streams(model, pack, **told)
+                starts = any(one.start is not None for one in chosen.values())
+                made = _sample_streams(model, pack, **told, starts=starts)
             else:
                 made = [Generated(one, None) for one in _sample_pack(model, pack, **told)]
             latents |= dict(zip(members, made, strict=True))
@@ -326,9 +330,12 @@ def _blank(
         )
     rules = family_of(model).conditions(model)
     inputs = {**inputs, **(own_latents(request.conditions, rules) if rules else {})}
-    latent_CFHW = torch.zeros(model.in_channels, *request.latent_FHW)
+    start, latent_CFHW = request.start, torch.zeros(model.in_channels, *request.latent_FHW)
+    if start is not None:
+        latent_CFHW = start.latent_CFHW.cpu()
     if request.sound is not None:
-        inputs |= request.sound.inputs(model)
+        heard_KA = None if start is None or start.sound_KA is None else start.sound_KA.cpu()
+        inputs |= request.sound.inputs(model, heard_KA)
         latent_CFHW = request.sound.video(latent_CFHW)
     text_LE = inputs.get(TEXT, torch.empty(0, model.crossattn_emb_size))
     return LatentSample(
@@ -430,10 +437,12 @@ def _sample_streams(
     config: RunConfig,
     settings: SamplingSettings,
     after_step: Callable[[Callable[[], list[Tensor]]], None],
+    starts: bool,
 ) -> list[Generated]:
     """Generates latents and sounds of one pack of a network with several streams.
 
     At each step `after_step` gets a function that returns the predicted latents; it may call it.
+    With `starts` the latents of the pack get noise of the first level in place of pure noise.
     """
     device = getattr(model, "device", None) or next(model.parameters()).device
     batch, path = pack_to(pack.own, device), sampling_path(config.objective)
@@ -446,10 +455,14 @@ def _sample_streams(
         return unpack_latents(latent_TC, batch, patch_spatial=config.model.patch_spatial, **patch)
 
     networks = joint.network(model, path), away.network(model, path)
+    start_TC = joint.noise(initial_noise(batch, seeds), seeds)
+    if starts:
+        noise_SN = path.schedule(batch.latent_tokens, num_steps=settings.num_steps).to(device)
+        start_TC = joint.started(start_TC, path, noise_SN[0])
     state_TC = sample(
         path,
         _guided(networks[:1], networks[1], settings, config, joint.row, steps),
-        joint.noise(initial_noise(batch, seeds), seeds),
+        start_TC,
         joint.row,
         num_steps=settings.num_steps,
         sampler=settings.sampler,

@@ -56,6 +56,10 @@ class OpenCheckpoint:
     null: NullInputs  # the inputs of a sample without caption; empty if samples have their own
     card: dict[str, Any] = field(repr=False)
 
+    def with_stride(self, latent_stride: LatentStride) -> OpenCheckpoint:
+        """A copy of this checkpoint, which generates latents of sizes by `latent_stride`."""
+        return replace(self, latent_stride=latent_stride)
+
 
 def open_checkpoint(
     checkpoint_path: str | Path,

@@ -47,3 +47,13 @@ def sound_codec_of_card(
             " data again"
         )
     return replace(codec, scale=float(scale))
+
+
+def sound_in_card(codec: SoundCodec | None) -> dict[str, Any]:
+    """Entries of a dataset card about the sound codec of the dataset; empty without one."""
+    if codec is None:
+        return {}
+    return {
+        codec.card_part: {"name": codec.name, **codec.settings},
+        SOUND_LATENT: {"channels": codec.channels, "dtype": "float32", "scale": codec.scale},
+    }

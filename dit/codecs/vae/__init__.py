@@ -8,6 +8,7 @@ families       those of most other families
 flux2          that of FLUX.2, whose statistics are those of a batch norm
 hunyuan_video  those of HunyuanVideo and of its version 1.5
 ltx            those of LTX-Video and LTX-2, whose statistics lie beside its weights
+latent_upsampler  the network that enlarges latents of LTX-2, between two stages of sampling
 """
 
 from __future__ import annotations
