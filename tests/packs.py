@@ -54,11 +54,12 @@ def random_samples(
     model: ModelConfig,
     fps: Sequence[float] = (),
     family: Family | None = None,
+    reference_frames: int = 1,
 ) -> list[LatentSample]:
     """Samples with these grids (frames, rows, columns in patches) and text lengths.
 
     They have the other inputs of the family, too; given frames where there are more than one, and
-    in every second sample reference latents, of sizes of their own.
+    in every second sample reference latents of `reference_frames` frames, of sizes of their own.
     """
     generator = torch.Generator().manual_seed(0)
     tall, wide = model.patch_temporal, model.patch_spatial
@@ -75,7 +76,8 @@ def random_samples(
     ]
     inputs = (family or family_of(model)).inputs(model)
     sides = (tall, model.side_cells)
-    return [replace(one, others=_others(one, inputs, sides, generator)) for one in samples]
+    drawn: Any = {"rng": generator, "reference_frames": reference_frames}
+    return [replace(one, others=_others(one, inputs, sides, **drawn)) for one in samples]
 
 
 def random_pack(
@@ -87,8 +89,9 @@ def random_pack(
     fps: Sequence[float] = (),
     family: Family | None = None,
     guidance: float | None = None,
+    **samples: Any,
 ) -> PackedBatch:
-    """A pack of `random_samples`."""
+    """A pack of `random_samples`, which get `samples` as further arguments."""
     family = family or family_of(model)
     has_sound = any(one.kind is InputKind.SOUND for one in family.inputs(model))
     layout = PatchLayout(
@@ -103,15 +106,17 @@ def random_pack(
         draws_given_frames=has_sound,
         clean_sound_level=family.objective.clean_level if has_sound else None,
     )
-    samples = random_samples(grids, texts, model=model, fps=fps, family=family)
-    return pack_samples(samples, layout)
+    drawn = random_samples(grids, texts, model=model, fps=fps, family=family, **samples)
+    return pack_samples(drawn, layout)
 
 
 def _others(
     sample: LatentSample,
     inputs: Sequence[SampleInput],
     patch: tuple[int, int],
+    *,
     rng: torch.Generator,
+    reference_frames: int,
 ) -> dict[str, torch.Tensor]:
     """Vectors, rows beside the text, condition channels, given first frames and references."""
     found, (frames, side) = {}, patch
@@ -135,7 +140,7 @@ def _others(
             length = 2 * sample.latent_CFHW.shape[1] + 3
             found[one.name] = torch.randn(one.width, length, generator=rng)
         elif one.kind is InputKind.REFERENCE and int(sample.key) % 2:
-            size = (frames, number * side, int(sample.key) * side)
+            size = (reference_frames * frames, number * side, int(sample.key) * side)
             found[one.name] = torch.randn(one.width, *size, generator=rng)
     return found
 

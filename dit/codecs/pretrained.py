@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from hashlib import sha256
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -328,20 +329,12 @@ def _multiply_out(model: Any, unexpected: Iterable[str], part: PipelineComponent
     """
     import torch
     from safetensors import safe_open
-    from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
     scales = [name for name in unexpected if name.endswith(_SCALE)]
     if not scales:
         return
-    single = cached_file(
-        part.place, _MODEL, **part.where, _raise_exceptions_for_missing_entries=False
-    )
-    files: Any = [single]
-    if single is None:
-        index = cached_file(part.place, f"{_MODEL}.index.json", **part.where)
-        files, _ = get_checkpoint_shard_files(part.place, index, **part.where)
     weights, found = dict(model.named_parameters()), set[str]()
-    for file in files:
+    for file in _files_of(part):
         with safe_open(file, "pt") as opened, torch.no_grad():
             for name in {*scales} & {*opened.keys()}:
                 module = name.removesuffix(_SCALE)
@@ -356,6 +349,48 @@ def _multiply_out(model: Any, unexpected: Iterable[str], part: PipelineComponent
             f"--model_name {part.model}: {part.subfolder}/ has 8-bit weights whose scales, such as"
             f" {lost[0]}, belong to no weight of {part.kind}; give a model in bfloat16"
         )
+
+
+def _files_of(part: PipelineComponent) -> list[str]:
+    """Paths of the safetensors files of a component of Transformers."""
+    from transformers.utils.hub import cached_file, get_checkpoint_shard_files
+
+    single = cached_file(
+        part.place, _MODEL, **part.where, _raise_exceptions_for_missing_entries=False
+    )
+    if single is not None:
+        return [single]
+    index: Any = cached_file(part.place, f"{_MODEL}.index.json", **part.where)
+    return get_checkpoint_shard_files(part.place, index, **part.where)[0]
+
+
+@lru_cache
+def weights_checksum(part: PipelineComponent) -> str:
+    """Returns a checksum of the weights of a component of Transformers, 16 hexadecimal digits.
+
+    It is taken of the name, shape, dtype and first row of each tensor, so it reads megabytes of
+    many gigabytes, and does not depend on how the tensors are spread over files. Fine-tuning
+    changes it.
+
+    Raises:
+        CodecError: a file is missing or damaged.
+    """
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    found = dict[str, bytes]()
+    try:
+        for file in _files_of(part):
+            with safe_open(file, "pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 # it is no dict
+                    tensor = opened.get_slice(name)
+                    shape, dtype = tensor.get_shape(), tensor.get_dtype()
+                    row = tensor[:1] if shape else opened.get_tensor(name)
+                    content = row.reshape(-1).view(torch.uint8).numpy().tobytes()
+                    found[name] = f"{name} {shape} {dtype} ".encode() + content
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _unusable(part, error) from None
+    return sha256(b"".join(found[name] for name in sorted(found))).hexdigest()[:16]
 
 
 def forget() -> None:

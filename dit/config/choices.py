@@ -99,6 +99,7 @@ class LevelDensity(StrEnum):
 
     UNIFORM = "uniform"
     LOGIT_NORMAL = "logit_normal"
+    STRETCHED_LOGIT_NORMAL = "stretched_logit_normal"  # of Lightricks' trainer of LTX-2
     MODE = "mode"
 
 

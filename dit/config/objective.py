@@ -82,11 +82,15 @@ class FlowConfig:
     """Flow: quantity that the network predicts: velocity, or latent (x) with the loss of its
     velocity (arXiv:2511.13720)."""
     density: Live[LevelDensity] = LevelDensity.LOGIT_NORMAL
-    """Flow: density from which t is drawn."""
+    """Flow: density from which t is drawn: uniform, logit_normal, mode, or stretched_logit_normal,
+    which is shifted at most by max_shift and fills [0.001, 1] (LTX-2)."""
     logit_mean: Live[float] = 0.0
     """Flow: mean of logit(t)."""
     logit_std: Live[float] = 1.0
     """Flow: standard deviation of logit(t)."""
+    uniform_share: Live[float] = 0.1
+    """Flow: fraction of the levels of stretched_logit_normal that are drawn uniformly from [0.001,
+    1] instead."""
     mode_scale: Live[float] = 1.29
     """Flow: s of the `mode` density."""
     flow_shift: Live[float] = 1.0
@@ -147,11 +151,13 @@ class FlowConfig:
             ),
             *at_least_one(self, "shift_base_tokens", "base_image_seq_len"),
             *self._shift_by_tokens(),
+            *self._stretched(),
             *self._last_level(),
             *self._listed_steps(),
             # Limits within which e^x and powers are finite and not zero in float32.
             within(self, "logit_mean", -50, 50),
             within(self, "logit_std", 1e-6, 50),
+            within(self, "uniform_share", 0, 1),
             within(self, "timestep_scale", 1e-6, 1e6),
             within(self, "flow_shift", 1e-3, 1000),
             within(self, "base_shift", -50, 50),
@@ -194,6 +200,18 @@ class FlowConfig:
                 f"{said} shifts by mu itself, which must be above 0 and must not fall with the"
                 f" tokens: base_shift={self.base_shift:g} and max_shift={self.max_shift:g} make"
                 f" mu {mu_of_one:g} for one token; choose others, or time_shift_type=exponential",
+            ),
+        ]
+
+    def _stretched(self) -> list[Rule]:
+        said, kind = f"density={self.density}", self.time_shift_type
+        return [
+            (
+                self.density is not LevelDensity.STRETCHED_LOGIT_NORMAL
+                or kind is TimeShift.EXPONENTIAL,
+                f"{said} is shifted by mu of the tokens, up to max_shift, and"
+                f" time_shift_type={'null' if kind is None else kind}; set"
+                " time_shift_type=exponential, or density=logit_normal",
             ),
         ]
 

@@ -17,7 +17,8 @@ SET = ...
 
 _EDM = {"objective.name": "edm"}
 _FLOW = {"objective.name": "flow"}
-_NORMAL = _FLOW | {"objective.density": "logit_normal"}
+_STRETCHED = "stretched_logit_normal"
+_NORMAL = _FLOW | {"objective.density": ("logit_normal", _STRETCHED)}
 _ONE_SHIFT = _FLOW | {"objective.time_shift_type": None}
 _SHIFT_BY_TOKENS = _FLOW | {"objective.time_shift_type": ("exponential", "linear")}
 _MUON = {"optimizer.kind": "muon"}
@@ -38,6 +39,7 @@ NEEDS: Mapping[str, Mapping[str, Any]] = {
     "model.sparse_share": _SPARSE,
     "model.sparse_share_step": _SPARSE,
     "model.sparse_share_interval": _SPARSE,
+    "model.reference_scale": {"model.reference_latents": range(1, 2**31)},
     "dataset.balance_packs": {"dataset.balance": ("flops", "flops_target")},
     "objective.loss_mean": {"objective.preference": None},
     "objective.huber_c": {"objective.loss": "huber"},
@@ -51,6 +53,7 @@ NEEDS: Mapping[str, Mapping[str, Any]] = {
     "objective.density": _FLOW,
     "objective.logit_mean": _NORMAL,
     "objective.logit_std": _NORMAL,
+    "objective.uniform_share": _FLOW | {"objective.density": _STRETCHED},
     "objective.mode_scale": _FLOW | {"objective.density": "mode"},
     "objective.flow_shift": _ONE_SHIFT,
     "objective.shift_base_tokens": _ONE_SHIFT,

@@ -208,7 +208,8 @@ def _holds_sound(shard: Path) -> bool:
         return True
 
 
-_MADE_BY = {"processor": ("name",), "latent": ("mean", "std"), "text_encoder": ("name",)}
+_MADE_BY = {"processor": ("name",), "latent": ("mean", "std")}
+_MADE_BY["text_encoder"] = ("name", "weights_checksum")
 """Section of a card -> its entries that determine what latents and texts mean."""
 
 

@@ -339,15 +339,18 @@ class CellMiddles:
     """
 
     patch_spatial: int = 1
+    reference_scale: int = 1
+    """Factor of the rows and columns of references, in which these are smaller than the target."""
 
     @property
     def axes(self) -> int:
         return 3
 
     def __call__(self, grids: tuple[Grid, ...], *, fps: float) -> Tensor:
-        rate, side = _USUAL_RATE_OF_2 if math.isnan(fps) else fps, CELL[1] * self.patch_spatial
+        rate = _USUAL_RATE_OF_2 if math.isnan(fps) else fps
         parts = []
-        for grid in grids:
+        for number, grid in enumerate(grids):
+            side = CELL[1] * self.patch_spatial * (self.reference_scale if number else 1)
             index, rows, columns = (torch.arange(size, dtype=torch.float32) for size in grid)
             first, last = (
                 ((index + end) * CELL[0] + 1 - CELL[0]).clamp(min=0) / rate for end in (0, 1)

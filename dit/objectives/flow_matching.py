@@ -141,38 +141,53 @@ class FlowMatching:
         Raises:
             ValueError: the density has almost no levels inside `level_range`.
         """
-        q_N, factor_N = quantile_N.double(), self.shift(num_tokens)
+        q_N, factor_N = quantile_N.double(), self._training_shift(num_tokens)
         if self.config.level_range is None:
-            return timestep_sampling.shifted(self._unshifted(q_N), factor_N).float()
-        q_N = self._inside_range(q_N, factor_N)
-        t_N = timestep_sampling.shifted(self._unshifted(q_N), factor_N)
+            return self._level(q_N, factor_N).float()
+        t_N = self._level(self._inside_range(q_N, factor_N), factor_N)
         return t_N.clamp(*self.config.level_range).float()
 
-    def _unshifted(self, quantile_N: Tensor) -> Tensor:
-        """Noise levels [N] of the density before the shift, at `quantile_N`."""
+    def _training_shift(self, num_tokens: Sequence[int]) -> Tensor:
+        """Factor [N] by which the density of training shifts the levels of each sample."""
+        if self.config.density is LevelDensity.STRETCHED_LOGIT_NORMAL:
+            # With more tokens, both ends of the stretched part would come too close to 1.
+            num_tokens = [min(tokens, self.config.max_image_seq_len) for tokens in num_tokens]
+        return self.shift(num_tokens)
+
+    def _level(self, quantile: Tensor, factor_N: Tensor) -> Tensor:
+        """Noise levels of the shifted density at `quantile`, [N], or [S, N] from [S, 1]."""
         c = self.config
+        normal = {"mean": c.logit_mean, "std": c.logit_std}
         match c.density:
             case LevelDensity.UNIFORM:
-                return quantile_N
+                t = quantile
             case LevelDensity.LOGIT_NORMAL:
-                return timestep_sampling.logit_normal(
-                    quantile_N, mean=c.logit_mean, std=c.logit_std
-                )
+                t = timestep_sampling.logit_normal(quantile, **normal)
             case LevelDensity.MODE:
-                return timestep_sampling.mode(quantile_N, scale=c.mode_scale)
+                t = timestep_sampling.mode(quantile, scale=c.mode_scale)
+            case LevelDensity.STRETCHED_LOGIT_NORMAL:
+                return timestep_sampling.stretched_logit_normal(
+                    quantile, factor_N, uniform_share=c.uniform_share, **normal
+                )
+        return timestep_sampling.shifted(t, factor_N)
 
-    def _quantile(self, t_N: Tensor) -> Tensor:
-        """Quantiles [N] of the levels `t_N` in the density before the shift."""
+    def _quantile(self, shifted_N: Tensor, factor_N: Tensor) -> Tensor:
+        """Quantiles [N] of the levels `shifted_N` in the shifted density."""
         c = self.config
+        normal = {"mean": c.logit_mean, "std": c.logit_std}
+        # The shift by 1 / s undoes that by s.
+        t_N = timestep_sampling.shifted(shifted_N, 1 / factor_N).clamp(0, 1)
         match c.density:
             case LevelDensity.UNIFORM:
                 return t_N
             case LevelDensity.LOGIT_NORMAL:
-                return timestep_sampling.logit_normal_quantile(
-                    t_N, mean=c.logit_mean, std=c.logit_std
-                )
+                return timestep_sampling.logit_normal_quantile(t_N, **normal)
             case LevelDensity.MODE:
                 return timestep_sampling.mode_quantile(t_N, scale=c.mode_scale)
+            case LevelDensity.STRETCHED_LOGIT_NORMAL:
+                return timestep_sampling.stretched_logit_normal_quantile(
+                    shifted_N, factor_N, uniform_share=c.uniform_share, **normal
+                )
 
     def _inside_range(self, quantile_N: Tensor, factor_N: Tensor) -> Tensor:
         """Maps quantiles [N] among the levels inside `level_range` to quantiles [N] of all levels.
@@ -182,10 +197,7 @@ class FlowMatching:
         """
         assert self.config.level_range is not None
         ends = torch.tensor(self.config.level_range, dtype=torch.float64)
-        # The shift by 1 / s undoes that by s.
-        low_N, high_N = (
-            self._quantile(timestep_sampling.shifted(end, 1 / factor_N).clamp(0, 1)) for end in ends
-        )
+        low_N, high_N = (self._quantile(end.expand_as(factor_N), factor_N) for end in ends)
         if bool((high_N - low_N < LEAST_MASS).any()):
             raise ValueError(
                 f"objective.level_range={list(self.config.level_range)} holds less than one in a"
@@ -235,7 +247,7 @@ class FlowMatching:
         if self.config.sampling_levels is SamplingLevels.LINEAR_QUADRATIC:
             return linear_quadratic_levels(num_steps)[:, None].expand(-1, len(num_tokens))
         if self.config.sampling_levels is SamplingLevels.QUANTILES:
-            return self._quantile_levels(self.shift(num_tokens), num_steps)
+            return self._quantile_levels(self._training_shift(num_tokens), num_steps)
         c = self.karras
         sigma_S = karras_levels(num_steps, sigma_min=c.sigma_min, sigma_max=c.sigma_max, rho=c.rho)
         if self._keeps_last_noise:
@@ -249,7 +261,7 @@ class FlowMatching:
         """
         quantile_S1 = torch.linspace(1, 0, num_steps + 1, dtype=torch.float64)[:-1, None]
         low, high = torch.tensor(LOGITS, dtype=torch.float64).sigmoid()
-        t_SN = timestep_sampling.shifted(self._unshifted(quantile_S1), factor_N).clamp(low, high)
+        t_SN = self._level(quantile_S1, factor_N).clamp(low, high)
         # Rounded to float32 as in that pipeline, because the last bit can change the prediction.
         t_SN = t_SN.float().to(t_SN)
         return torch.cat([t_SN, torch.zeros_like(t_SN[:1])])

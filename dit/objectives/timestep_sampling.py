@@ -1,9 +1,9 @@
 """Densities of the noise level (timestep) as inverse CDFs, and shifts of levels.
 
-Training and validation share `log_normal`, `logit_normal` and `mode`, which map quantiles to
-levels: uniform random quantiles in training, fixed ones in validation. All functions compute in
-float64 on the CPU: N numbers for a pack cost nothing, and a uniform float32 number is 0 once in 16
-million draws, which would be a level of 0.
+Training and validation share `log_normal`, `logit_normal`, `stretched_logit_normal` and `mode`,
+which map quantiles to levels: uniform random quantiles in training, fixed ones in validation. All
+functions compute in float64 on the CPU: N numbers for a pack cost nothing, and a uniform float32
+number is 0 once in 16 million draws, which would be a level of 0.
 """
 
 # N samples in a pack, S steps of a sampler
@@ -11,7 +11,7 @@ million draws, which would be a level of 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from dit.config import TimeShift
 _OF_10_STEPS = (8.73809524e-05, 1.89833333)  # slope of mu in tokens, and mu at 0 tokens
 _OF_200_STEPS = (0.00016927, 0.45666666)
 _FEW_TOKENS = 4300
+# Constants of ShiftedLogitNormalTimestepSampler in Lightricks' trainer of LTX-2.
+_STRETCHED_FROM, _STRETCHED_TO = -2.5758, 3.0902  # normal deviates: quantiles 0.5 % and 99.9 %
+_LEAST_STRETCHED = 1e-3
 
 
 def draw_quantiles(count: int, rng: torch.Generator) -> Tensor:
@@ -58,15 +61,49 @@ def logit_normal_quantile(t: Tensor, *, mean: float, std: float) -> Tensor:
 
 
 def mode_quantile(t: Tensor, *, scale: float) -> Tensor:
-    """Quantiles [N] of the levels `t` [N] in the density of `mode`, by bisection to the last bit.
+    """Quantiles [N] of the levels `t` [N] in the density of `mode`, whose inverse is no formula."""
+    return _inverse(lambda quantile: mode(quantile, scale=scale), t)
 
-    The inverse of `mode` has no closed form.
+
+def stretched_logit_normal(
+    quantile: Tensor, factor_N: Tensor, *, mean: float, std: float, uniform_share: float
+) -> Tensor:
+    """Levels t at `quantile`, [N] or [S, 1], of the density that the next function describes."""
+    told = {"mean": mean, "std": std, "uniform_share": uniform_share}
+    quantile, _ = torch.broadcast_tensors(quantile, factor_N)
+    return _inverse(lambda t: stretched_logit_normal_quantile(t, factor_N, **told), quantile)
+
+
+def stretched_logit_normal_quantile(
+    t: Tensor, factor_N: Tensor, *, mean: float, std: float, uniform_share: float
+) -> Tensor:
+    """Quantiles of the levels `t` in Lightricks' density for LTX-2, with shifts `factor_N` [N].
+
+    A shifted logit-normal level is stretched, so that its quantiles 0.5 % and 99.9 % become 0 and
+    1. A level above 1 is 1, and one below 0.001 is reflected there. A share `uniform_share` of all
+    levels is uniform on [0.001, 1].
     """
-    low, high = torch.zeros_like(t), torch.ones_like(t)
+    told = {"mean": mean, "std": std}
+    ends = torch.tensor((_STRETCHED_FROM, _STRETCHED_TO), dtype=torch.float64)
+    low_N, high_N = (shifted((mean + std * end).sigmoid(), factor_N) for end in ends)
+
+    def below(stretched: Tensor) -> Tensor:
+        level = (low_N + stretched * (high_N - low_N)).clamp(0, 1)
+        return logit_normal_quantile(shifted(level, 1 / factor_N), **told)
+
+    normal = torch.where(t < 1, below(t) - below(2 * _LEAST_STRETCHED - t), torch.ones_like(t))
+    uniform = (t - _LEAST_STRETCHED) / (1 - _LEAST_STRETCHED)
+    share = torch.lerp(normal, uniform, uniform_share)
+    return share.where(t > _LEAST_STRETCHED, torch.zeros_like(t))
+
+
+def _inverse(rising: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
+    """Numbers of [0, 1] at which the function `rising` is `value`, bisected to the last bit."""
+    low, high = torch.zeros_like(value), torch.ones_like(value)
     # Each pass halves the interval; float64 has 53 bits below 1.
     for _ in range(54):
         middle = (low + high) / 2
-        is_above = mode(middle, scale=scale) > t
+        is_above = rising(middle) > value
         low, high = torch.where(is_above, low, middle), torch.where(is_above, middle, high)
     return (low + high) / 2
 

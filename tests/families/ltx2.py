@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dit.batch import LATENTS, WHOLE, CleanTokens, Grid, NoisyTokens, PackedBatch, TokenStream
 from dit.config import ModelConfig
+from dit.models.ltx2.diffusers import video_coordinates
 from dit.models.ltx2.family import FAMILY, SOUND, SOUND_TEXT
 from tests.families import case
 from tests.packs import random_pack
@@ -109,8 +110,12 @@ def sound_of(
 
 
 def pack_with_sound(model: Any, **sound: Any) -> PackedBatch:
-    """Six samples: clips and pictures, with and without sound, frames and prefixes given."""
-    batch = random_pack(GRIDS, TEXTS, model=model, fps=RATES, family=FAMILY, multiple=4)
+    """Six samples: clips and pictures, with and without sound, frames and prefixes given.
+
+    Every second one has reference videos of three frames where the network takes them.
+    """
+    told: Any = {"fps": RATES, "family": FAMILY, "multiple": 4, "reference_frames": 3}
+    batch = random_pack(GRIDS, TEXTS, model=model, **told)
     return replace(batch, others={SOUND: sound_of(model, **sound)})
 
 
@@ -138,21 +143,22 @@ def theirs(
 ) -> dict[str, Tensor]:
     """Outputs of Diffusers' network for one sample by stream; nothing of a sound that is not."""
     dtype, sound = batch.latent_TC.dtype, batch.others.get(SOUND)
-    start, tokens = batch.starts[index], batch.latent_tokens[index]
+    start, tokens, own = batch.starts[index], batch.num_tokens[index], batch.latent_tokens[index]
     level = levels[LATENTS][index]
     told_T = torch.full((1, tokens), level, dtype=dtype)
     told_T[:, : batch.clean_tokens[index]] = 0
+    told_T[:, own:] = 0
     length = 0 if sound is None else sound.num_tokens[index]
     x_AC = torch.zeros(1, 1, model.sound_channels, dtype=dtype)
-    told_A, own = torch.zeros(1, 1, dtype=dtype), levels[SOUND][index]
+    told_A, heard = torch.zeros(1, 1, dtype=dtype), levels[SOUND][index]
     if length:
         assert sound is not None
         first = sound.starts[index]
         x_AC = sound.latent_TC[None, first : first + length]
-        told_A = torch.full((1, length), own, dtype=dtype)
+        told_A = torch.full((1, length), heard, dtype=dtype)
         told_A[:, : sound.clean_tokens[index]] = 0
-    grid, side = batch.grids[index], model.patch_spatial
-    video, heard = network(
+    grids = [batch.grids[index], *batch.references[index]]
+    seen, sounded = network(
         hidden_states=batch.latent_TC[None, start : start + tokens],
         audio_hidden_states=x_AC,
         encoder_hidden_states=case.text_of(batch, index),
@@ -160,17 +166,14 @@ def theirs(
         timestep=told_T,
         audio_timestep=told_A,
         sigma=torch.tensor([level], dtype=dtype),
-        audio_sigma=torch.tensor([own], dtype=dtype),
-        num_frames=grid[0],
-        height=grid[1] * side,
-        width=grid[2] * side,
-        fps=float(batch.fps_N[index]),
+        audio_sigma=torch.tensor([heard], dtype=dtype),
+        video_coords=video_coordinates(network, grids, float(batch.fps_N[index]), model),
         audio_num_frames=max(length, 1),
         isolate_modalities=not length,
         use_cross_timestep=model.cross_levels == "other",
         return_dict=False,
     )
-    return {LATENTS: video[0]} | ({SOUND: heard[0]} if length else {})
+    return {LATENTS: seen[0, :own]} | ({SOUND: sounded[0]} if length else {})
 
 
 TINY = {

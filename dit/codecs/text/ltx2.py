@@ -13,17 +13,25 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 from math import sqrt
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from dit.codecs.dataset_card import CodecError
-from dit.codecs.pretrained import PipelineComponent, load, model_config_of, published
+from dit.codecs.dataset_card import CARD_NAME, CodecError
+from dit.codecs.pretrained import (
+    PipelineComponent,
+    load,
+    model_config_of,
+    published,
+    weights_checksum,
+)
 from dit.codecs.text.pretrained_encoder import TEXT_DTYPE, PretrainedTextEncoder
 
 SOUND_TEXT = "sound_text"
 """Name in a shard of the rows to which the tokens of sound attend."""
+CHECKSUM = "weights_checksum"
+"""Key of a dataset card, in `text_encoder`, with the checksum of Gemma's weights."""
 _LIBRARY = "diffusers.pipelines.ltx2"
 _SCALE = 8
 """Factor by which normalised states are multiplied in LTX-2.0."""
@@ -41,6 +49,30 @@ class Ltx2Text(PretrainedTextEncoder):
     default_length = 1024
     networks = ("Gemma3ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration")
     """Text encoders of LTX-2.0 and 2.3, and of 2.5."""
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        """Builds the encoder from the `settings` in a dataset card.
+
+        Raises:
+            CodecError: the weights are not those that the card names, as of a Gemma 4 that is not
+                LTX-2.5's.
+        """
+        encoder = super().from_settings(settings)
+        stored = settings.get(CHECKSUM)
+        if stored is not None and stored != (found := encoder.settings[CHECKSUM]):
+            raise CodecError(
+                f"{encoder.model_name}: {cls.subfolders[0]}/ has other weights (checksum {found})"
+                f" than the text encoder that made the texts of the dataset ({stored}); give the"
+                " folder that packed it, or pack the data again. If they differ in their dtype"
+                f" alone, remove {CHECKSUM} from text_encoder in {CARD_NAME}"
+            )
+        return encoder
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        part = self._part(self.network, self.subfolders[0])
+        return super().settings | {CHECKSUM: weights_checksum(part)}
 
     @property
     def network(self) -> str:  # type: ignore[override] # config.json of the text encoder names it

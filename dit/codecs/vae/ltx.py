@@ -89,7 +89,6 @@ class Ltx2(Ltx):
     default_model = "Lightricks/LTX-2.5-Diffusers"
     vae = "AutoencoderKLLTX2Video"
     tuning = ("conf/ltx2_lora.yaml", "model.name=ltx2.5")
-    tuning_of_edits = ()
     decoder_level, decoder_noise = 0.0, 0.0
 
 

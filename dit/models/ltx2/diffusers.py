@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from dit.models.diffusers.form import (
     same,
 )
 from dit.models.diffusers.names import NameTable, Row, TensorSplit, linear_rows
+from dit.models.family import REFERENCE
 from dit.models.joint.diffusers import mlp_misfit, outputs_as_inputs
 from dit.models.layer_spec import LEVEL_WAVES
 from dit.models.ltx2.family import (
@@ -44,7 +45,7 @@ from dit.models.ltx2.family import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dit.batch import LatentSample
+    from dit.batch import Grid, LatentSample
 
 CLASS = "LTX2VideoTransformer3DModel"
 _LAYER, _BLOCK = "blocks.layers.*", "transformer_blocks.*"
@@ -460,6 +461,10 @@ KEYS = ConfigKeys(
             default=SOUND_RATE,
             may_be_told=True,
         ),
+        *(
+            OwnKey(name, int, published=lambda _, n=n: n, read=int, default=n, may_be_told=True)
+            for name, n in (("reference_latents", 0), ("reference_scale", 1))
+        ),
     ),
     rules=_rules,
 )
@@ -579,7 +584,7 @@ def _filled_up(connector: Any, rows_1LE: Tensor, model: Ltx2Config) -> Tensor:
 def _run_network(network: Any, sample: LatentSample, level: float, model: Any) -> Tensor:
     """The output [C, F, H, W] of Diffusers' network for the latent of one sample.
 
-    If the sample has sound, the network gets it, too.
+    If the sample has sound or references, the network gets them, too.
     """
     import torch
 
@@ -589,8 +594,11 @@ def _run_network(network: Any, sample: LatentSample, level: float, model: Any) -
     latent, given = sample.latent_CFHW, sample.others.get(FIRST_FRAME)
     if given is not None and given.shape[1] < latent.shape[1]:
         latent = torch.cat([given, latent[:, given.shape[1] :]], dim=1)
-    grid, rows_TC = patchify(latent, *patch)
-    told_T = torch.full((len(rows_TC),), level)
+    references = [one for name, one in sample.others.items() if name.startswith(REFERENCE)]
+    cut = [patchify(one, *patch) for one in (latent, *references)]
+    grid, rows_TC = cut[0][0], torch.cat([rows for _, rows in cut])
+    told_T = torch.zeros(len(rows_TC))
+    told_T[: len(cut[0][1])] = level
     if latent is not sample.latent_CFHW:
         told_T[: given.shape[1] * grid[1] * grid[2]] = 0  # type: ignore[union-attr]
     told = torch.tensor([level])
@@ -613,16 +621,30 @@ def _run_network(network: Any, sample: LatentSample, level: float, model: Any) -
         audio_timestep=told,
         sigma=told,
         audio_sigma=told,
-        num_frames=grid[0],
-        height=grid[1] * patch[1],
-        width=grid[2] * patch[1],
-        fps=fps,
+        video_coords=video_coordinates(network, [grid for grid, _ in cut], fps, model),
         audio_num_frames=sound_KA.shape[1],
         isolate_modalities=isolated,
         use_cross_timestep=model.cross_levels is CrossLevels.OTHER,
         return_dict=False,
     )
     return unpatchify(made[0], grid, *patch)
+
+
+def video_coordinates(network: Any, grids: Sequence[Grid], fps: float, model: Ltx2Config) -> Tensor:
+    """`video_coords` [1, 3, T, 2] that Diffusers' `network` takes for a target and its references.
+
+    `grids` are those of the target and of its references. The numbers are the seconds, pixel rows
+    and pixel columns at which each token begins and ends, as in `LTX2InContextPipeline`.
+    """
+    import torch
+
+    side, parts = model.patch_spatial, []
+    for number, (frames, rows, columns) in enumerate(grids):
+        size = (1, frames, rows * side, columns * side)
+        part = network.rope.prepare_video_coords(*size, torch.device("cpu"), fps=fps)
+        part[:, 1:] *= model.reference_scale if number else 1
+        parts.append(part)
+    return torch.cat(parts, dim=2)
 
 
 _RENAMED = {

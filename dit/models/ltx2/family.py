@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dit.config import ModelConfig
 from dit.config.checks import Rule, bounded
-from dit.config.resume import Live, Refused
+from dit.config.resume import Live, OfInputs, Refused
 from dit.models.family import (
     TINY_NETWORK,
     Family,
+    HasReferences,
     InputKind,
     ObjectiveConventions,
     SampleInput,
     WeightRules,
+    reference_inputs,
     text_input,
 )
 from dit.models.layer_spec import (
@@ -42,6 +44,9 @@ from dit.models.layer_spec import (
     StackSpec,
 )
 from dit.models.registry import imported
+
+if TYPE_CHECKING:
+    from dit.models.positions import CellMiddles
 
 SOUND_RATE = 25.0
 """Latent frames per second of the published audio VAE."""
@@ -96,7 +101,7 @@ _TINY = {
 _TINY_WIDE = {**_TINY, "hidden_size": 48, "crossattn_emb_size": 48, "sound_text_size": 24}
 TINY: Mapping[str, Mapping[str, Any]] = {
     "ltx2.0": _TINY,
-    "ltx2.3": _TINY_WIDE,
+    "ltx2.3": {**_TINY_WIDE, "reference_latents": 1},
     "ltx2.5": _TINY_WIDE,
 }
 """Keys of `model` for tiny networks (`Family.tiny`); in the first, two pairs of numbers are left
@@ -104,7 +109,7 @@ over and not rotated, in the others none."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ltx2Config(ModelConfig):
+class Ltx2Config(HasReferences, ModelConfig):
     """Keys of `model`: sizes of both streams, options, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
@@ -155,6 +160,12 @@ class Ltx2Config(ModelConfig):
     cross_levels: Live[CrossLevels] = CrossLevels.OTHER
     """Timestep that modulates the attention between the streams: the sample's timestep of the other
     stream (other, as in Diffusers' pipelines), or the token's own (own)."""
+    reference_latents: OfInputs[int] = 0
+    """Largest number of reference videos of a sample (IC-LoRA), which become additional clean
+    tokens with the positions of the target's tokens."""
+    reference_scale: OfInputs[int] = bounded(1, most=64)
+    """Rows and columns of the target per row and column of a reference: 2 for references of half
+    the size (`reference_downscale_factor` in Diffusers)."""
 
     def own_sizes(self) -> list[Rule]:
         return [
@@ -407,7 +418,15 @@ def _inputs(model: Ltx2Config) -> tuple[SampleInput, ...]:
         *texts,
         heard,
         SampleInput(name=FIRST_FRAME, kind=InputKind.FRAMES, **given),
+        *reference_inputs(model, clean=True),
     )
+
+
+def ltx2_positions(model: Ltx2Config) -> CellMiddles:
+    """The rule that gives the tokens of `model` their positions, in seconds and pixels."""
+    from dit.models.positions import CellMiddles
+
+    return CellMiddles(model.patch_spatial, reference_scale=model.reference_scale)
 
 
 FAMILY = Family(
@@ -428,7 +447,7 @@ FAMILY = Family(
     },
     diffusers=imported("dit.models.ltx2.diffusers:FORM"),
     inputs=_inputs,
-    positions=lambda model: imported("dit.models.positions:CellMiddles")()(model.patch_spatial),
+    positions=ltx2_positions,
     weights=WeightRules(
         zero=("*proj_out.weight", "keyframes"),
         no_decay=("*.table", "keyframes"),

@@ -16,10 +16,13 @@ from diffusers import AutoencoderKLLTX2Audio, LTX2Pipeline
 from diffusers.pipelines.ltx2 import vocoder
 from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
 from torch import Tensor
+from transformers import AutoModelForImageTextToText
 
 from dit.codecs.dataset_card import CodecError
+from dit.codecs.pretrained import ModelLocation
 from dit.codecs.sound import SOUND_CODECS, sound_codec_of_card
 from dit.codecs.sound.ltx2 import Ltx2Sound
+from dit.codecs.text import text_encoder_of_card
 from dit.codecs.text.encoder import TextEncoder
 from tests.families import encoding, pipeline_parts
 
@@ -171,6 +174,33 @@ def test_rows_before_the_connectors_lead_to_the_same_texts(folder: Path, caption
         with torch.no_grad():
             made, _ = one(padded[None], beside)
         torch.testing.assert_close(made[0], wanted_LE, rtol=1e-4, atol=1e-5)
+
+
+def test_texts_of_another_gemma_are_refused_by_its_checksum(folder: Path, tmp_path: Path) -> None:
+    """As of a stock Gemma 4, whose configuration is that of LTX-2.5's."""
+    model = AutoModelForImageTextToText.from_pretrained(folder / "text_encoder")
+    cards = {}
+    for name, size in (("pieces", "20KB"), ("tuned", "5GB")):
+        (tmp_path / name).mkdir()
+        for part in ("connectors", "tokenizer"):
+            (tmp_path / name / part).symlink_to(folder / part)
+        if name == "tuned":
+            for weight in model.parameters():
+                weight.data *= 1.001
+        model.save_pretrained(tmp_path / name / "text_encoder", max_shard_size=size)
+        cards[name] = encoding.encoder("ltx2", tmp_path / name).settings
+    assert len([*(tmp_path / "pieces/text_encoder").glob("*.safetensors")]) > 1
+    own = encoding.encoder("ltx2", folder).settings
+    assert own == cards["pieces"] | {"model_name": str(folder)}
+    here = ModelLocation(cache=str(folder))
+    for name in ("ltx2", "ltx2_connected"):
+        card: Any = {"format_version": 1, "text_encoder": cards["tuned"] | {"name": name}}
+        with pytest.raises(CodecError, match="has other weights .* than the text encoder that m"):
+            text_encoder_of_card(card, here)
+        del card["text_encoder"]["weights_checksum"]
+        text_encoder_of_card(card, here)
+    card["text_encoder"] = cards["pieces"]
+    text_encoder_of_card(card, here)
 
 
 def test_other_models_are_refused_by_name(folder: Path, tmp_path: Path) -> None:

@@ -173,6 +173,7 @@ def test_a_card_that_is_no_object(shards, root, text):
         ({"processor": {"name": "flux"}}, "(processor.name: wan, flux)"),
         ({"latent": {"std": [2.0, 1.0]}}, "(latent.std)"),
         ({"text_encoder": {"name": "t5"}}, "(text_encoder.name: words, t5)"),
+        ({"text_encoder": {"weights_checksum": "b7"}}, "(text_encoder.weights_checksum: a0, b7)"),
         ({"processor": 3, "latent": {"std": [1.0, 1.0]}, "text_encoder": {}}, ""),
     ],
 )
@@ -180,7 +181,7 @@ def test_a_dataset_that_was_made_otherwise_is_named(shards, root, tmp_path, othe
     card = {
         "processor": {"name": "wan"},
         "latent": {"std": [1.0, 1.0]},
-        "text_encoder": {"name": "words"},
+        "text_encoder": {"name": "words", "weights_checksum": "a0"},
     }
     second = shards.good_set(tmp_path / "b", 30)
     (root / "dataset_card.json").write_text(json.dumps(card))

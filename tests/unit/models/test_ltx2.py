@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,13 @@ def _wide(batch: PackedBatch, model: Any) -> PackedBatch:
 
 
 def _weights(batch: PackedBatch) -> dict[str, Tensor]:
-    """Weights of all numbers of all outputs in the sum whose gradient is compared."""
+    """Weights of all outputs but those of references in the sum whose gradient is compared."""
     drawn, weights = torch.Generator().manual_seed(1), {}
     for name, stream in batch.streams.items():
         whole_TC = torch.randint(-512, 512, stream.latent_TC.shape, generator=drawn)
-        weights[name] = whole_TC / 256 * stream.is_real_T[:, None]
+        sizes = zip(pairwise(stream.starts), stream.latent_tokens, strict=True)
+        is_own_T = torch.cat([torch.arange(stop - start) < own for (start, stop), own in sizes])
+        weights[name] = whole_TC / 256 * is_own_T[:, None]
     return weights
 
 
@@ -106,7 +109,9 @@ def test_a_pack_with_sound_equals_diffusers_for_each_sample(
 ) -> None:
     theirs = ltx2.random_network(version, number)
     theirs.save_pretrained(tmp_path / "hf")
-    done = import_weights(tmp_path / "hf", tmp_path / "ours")
+    count, scale = (1, 0, 2)[number % 3], (2, 1, 1, 3)[number % 4]
+    told = [f"model.reference_latents={count}", f"model.reference_scale={scale}"]
+    done = import_weights(tmp_path / "hf", tmp_path / "ours", objective=told)
     levels = [*CrossLevels][number % 2]
     model: Any = replace(done.config.model, cross_levels=levels)
     ours = Ltx2Network(model, groups)

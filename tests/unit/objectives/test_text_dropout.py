@@ -5,7 +5,12 @@ import pytest
 import torch
 
 from dit.batch import NullTexts
+from dit.config import ObjectiveConfig, RunConfig
+from dit.data.datasets import null_inputs
+from dit.models.ltx2.family import FAMILY
 from dit.objectives.pack_draws import with_null_inputs
+from dit.objectives.training_target import drawn_pack
+from tests.families import ltx2
 
 NULL = torch.full((2, 5), 3.0)
 
@@ -66,3 +71,24 @@ def test_samples_with_null_texts_of_their_own_get_those(make_pack) -> None:
     assert torch.equal(first, captions(batch)[0])
     assert torch.equal(second, own_LE[1:].bfloat16()) and torch.equal(third, NULL.bfloat16())
     assert after.method(NullTexts) is None
+
+
+@pytest.mark.parametrize("size", FAMILY.tiny)
+def test_captions_of_ltx2_are_dropped_for_frames_and_sound_together(size) -> None:
+    """Both texts of a sample come from one caption."""
+    model = FAMILY.config(name="custom", **FAMILY.tiny[size])
+    options = ObjectiveConfig(name="flow", text_dropout=0.5)
+    config = RunConfig(model=model, objective=options)
+    null = null_inputs(replace(config, dataset=replace(config.dataset, mock=True)))
+    null = {name: torch.full_like(value, 9.0) for name, value in null.items()}
+    batch, seen = ltx2.pack_with_sound(model), set()
+    assert null.keys() == batch.texts.keys() == {"text", "sound_text"}
+    for step in range(4):
+        after, _ = drawn_pack(batch, seed=0, step=step, null=null, options=options)
+        dropped = {
+            name: [bool((rows_LE[a:b] == 9).all()) for a, b in pairwise(after.text_offsets[name])]
+            for name, rows_LE in after.texts.items()
+        }
+        assert len({*map(tuple, dropped.values())}) == 1
+        seen.update(dropped["text"])
+    assert seen == {False, True}

@@ -1,13 +1,21 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import brentq
-from scipy.special import logit
+from scipy.special import expit, logit
 from scipy.stats import kstest, norm
 
-from dit.config import MODE_SCALES, LevelDensity, ObjectiveConfig, ObjectiveName, Problems
+from dit.config import (
+    MODE_SCALES,
+    LevelDensity,
+    ObjectiveConfig,
+    ObjectiveName,
+    Problems,
+    TimeShift,
+)
 from dit.objectives.registry import training_objective
 from dit.objectives.timestep_sampling import draw_quantiles, mode, shift_factors, shifted
 
@@ -56,6 +64,52 @@ def test_mode_density(scale: float) -> None:
     config = flow(density=LevelDensity.MODE, mode_scale=scale)
     t_N = drawn(config)[:2000]
     assert kstest(t_N, np.vectorize(lambda t: mode_cdf(t, scale))).pvalue > 1e-3
+
+
+LTX2_SHIFT = {
+    "density": LevelDensity.STRETCHED_LOGIT_NORMAL,
+    "time_shift_type": TimeShift.EXPONENTIAL,
+    **{"base_shift": 0.95, "max_shift": 2.05, "base_image_seq_len": 1024},
+}
+
+
+def stretched_levels(tokens: int, std: float, uniform_share: float) -> np.ndarray:
+    """Levels in rising order, each as probable, from normal and uniform numbers in even steps."""
+    mu = 0.95 + (min(tokens, 4096) - 1024) * (2.05 - 0.95) / (4096 - 1024)
+    count = 200_000
+    plain = round(count * (1 - uniform_share))
+    normal = norm.ppf((np.arange(plain) + 0.5) / plain)
+    ends = expit(mu + std * np.array([-2.5758, 3.0902]))
+    level = (expit(mu + std * normal) - ends[0]) / (ends[1] - ends[0])
+    level = np.clip(np.where(level < 1e-3, 2e-3 - level, level), 0, 1)
+    rest = count - plain
+    uniform = 1e-3 + (1 - 1e-3) * (np.arange(rest) + 0.5) / max(rest, 1)
+    return np.sort(np.concatenate([level, uniform]))
+
+
+@pytest.mark.parametrize(("std", "uniform_share"), [(1.0, 0.1), (0.6, 0.0)])
+def test_stretched_logit_normal_density(std: float, uniform_share: float) -> None:
+    """Few tokens, as of a sound, lie below the line's first point; mu is capped at its last."""
+    config = flow(**LTX2_SHIFT, logit_std=std, uniform_share=uniform_share)
+    for tokens in (126, 2500, 60_000):
+        exact = stretched_levels(tokens, std, uniform_share)
+        quantiles = [1e-4, 1e-3, 4e-3, 0.03, 0.3, 0.5, 0.9, 0.995, 0.9985, 1 - 2e-5]
+        expected_N = exact[[int(q * len(exact)) for q in quantiles]]
+        quantile_N, rows = torch.tensor(quantiles, dtype=torch.float64), (tokens,) * len(quantiles)
+        t_N = training_objective(config).levels(quantile_N, rows).numpy()
+        assert t_N == pytest.approx(expected_N, abs=1e-4)
+        inside = exact[(exact >= 0.4) & (exact <= 0.8)]
+        within = training_objective(replace(config, level_range=(0.4, 0.8)))
+        found = float(within.levels(quantile_N[5:6], (tokens,))[0])
+        assert found == pytest.approx(inside[len(inside) // 2], abs=1e-4)
+    assert exact[-1] == 1 and t_N[-1] == 1
+
+
+@pytest.mark.parametrize("kind", [None, TimeShift.LINEAR])
+def test_stretched_logit_normal_needs_a_shift_by_tokens(kind: TimeShift | None) -> None:
+    said = "null" if kind is None else "linear"
+    with pytest.raises(Problems, match=rf"up to max_shift, and time_shift_type={said}; set time_"):
+        flow(**LTX2_SHIFT | {"time_shift_type": kind})
 
 
 @pytest.mark.parametrize("scale", [-1.01, 1.76, math.nan])

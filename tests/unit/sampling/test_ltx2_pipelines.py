@@ -4,13 +4,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler as Scheduler
-from diffusers import LTX2Pipeline
+from diffusers import LTX2InContextPipeline, LTX2Pipeline
+from diffusers.pipelines.ltx2 import pipeline_ltx2_ic_lora as in_context
 from torch import Tensor
 
 from dit.config import Sampler
@@ -97,11 +101,13 @@ def theirs(pipe: Any, config: Any, **call: Any) -> Generated:
         for prefix in ("", "negative_")
         for name, value in (("embeds", torch.zeros(1, 7, 4)), ("attention_mask", torch.ones(1, 7)))
     }
-    video, heard = pipe(
-        latents=pipe._pack_latents(noise_CFHW[None]),
+    noise = {
+        "latents": pipe._pack_latents(noise_CFHW[None]),
         # The pipeline whitens what it is given.
-        audio_latents=pipe._denormalize_audio_latents(noise_KA.T[None], mean, std),
-        **{**PIXELS, **states, "num_inference_steps": STEPS, **call},
+        "audio_latents": pipe._denormalize_audio_latents(noise_KA.T[None], mean, std),
+    }
+    video, heard = pipe(
+        **{**noise, **PIXELS, **states, "num_inference_steps": STEPS, **call},
         output_type="latent",
         return_dict=False,
     )
@@ -111,9 +117,12 @@ def theirs(pipe: Any, config: Any, **call: Any) -> Generated:
     return Generated(video[0], rows[0].T)
 
 
-def ours(network: Any, config: Any, **settings: Any) -> Generated:
+def ours(
+    network: Any, config: Any, references: Mapping[str, Tensor] | None = None, **settings: Any
+) -> Generated:
     noise_CFHW, noise_KA = start(config)
     texts = texts_of(config.model)
+    texts["inputs"] |= references or {}
     request = Request(
         **texts,
         latent_FHW=SIZE,
@@ -155,3 +164,53 @@ def test_latents_of_both_streams_are_those_of_the_pipeline(made, kind: str) -> N
     assert found.sound_KA is not None and wanted.sound_KA is not None
     assert gap(found.latent_CFHW, wanted.latent_CFHW) <= 1e-4
     assert gap(found.sound_KA, wanted.sound_KA) <= 1e-4
+
+
+@torch.no_grad()
+def theirs_beside(
+    pipe: Any, config: Any, pixels_FCHW: Tensor, scale: int, **call: Any
+) -> tuple[Generated, Tensor]:
+    """Whitened latents of the pipeline with a reference video, and the reference's latent."""
+    noise_CFHW, noise_KA = start(config)
+    tokens, of_shift = prod(SIZE), in_context.calculate_shift
+
+    def drawn(shape: Any, **_: Any) -> Tensor:
+        """Noise of a sound, or of a video, in front of noise of references, which has no effect."""
+        if shape[-1] == len(noise_KA):
+            return noise_KA.T[None]
+        return torch.cat([noise_CFHW.flatten(1).T, torch.ones(shape[1] - tokens, 8)])[None]
+
+    inner = LTX2InContextPipeline.from_pipe(pipe)
+    inner.set_progress_bar_config(disable=True)
+    shown = in_context.LTX2ReferenceCondition(frames=pixels_FCHW)
+    with (
+        patch.object(in_context, "randn_tensor", drawn),
+        # It counts references, too; Lightricks' trainer and we do not.
+        patch.object(in_context, "calculate_shift", lambda _, *line: of_shift(tokens, *line)),
+    ):
+        found = theirs(
+            inner,
+            config,
+            **{"latents": None, "audio_latents": None, "reference_conditions": [shown]},
+            **{"reference_downscale_factor": scale, **call},
+        )
+    vae = pipe.vae
+    latent = vae.encode(2 * pixels_FCHW.transpose(0, 1)[None] - 1).latent_dist.mode()
+    return found, pipe._normalize_latents(latent, vae.latents_mean, vae.latents_std)[0]
+
+
+@pytest.mark.parametrize(("kind", "scale"), [("none", 1), ("text", 2)])
+def test_latents_beside_a_reference_are_those_of_the_pipeline(made, kind: str, scale: int) -> None:
+    pipe, network, config = made
+    size = (PIXELS["num_frames"], 3, PIXELS["height"] // scale, PIXELS["width"] // scale)
+    pixels_FCHW = torch.rand(size, generator=torch.Generator().manual_seed(6))
+    call, settings = CALLS[kind]
+    wanted, latent = theirs_beside(pipe, config, pixels_FCHW, scale, **{**OFF, **call})
+    model = replace(config.model, reference_latents=1, reference_scale=scale)
+    config = replace(config, model=model)
+    found = ours(network, config, {"reference_latent_0": latent}, **settings)
+    assert found.sound_KA is not None and wanted.sound_KA is not None
+    assert gap(found.latent_CFHW, wanted.latent_CFHW) <= 1e-4
+    assert gap(found.sound_KA, wanted.sound_KA) <= 1e-4
+    other = ours(network, config, {"reference_latent_0": -latent}, **settings)
+    assert gap(other.latent_CFHW, found.latent_CFHW) > 1e-2

@@ -30,6 +30,10 @@ BASES: dict[str, tuple[str, ...]] = {
     "flow": FLOW,
     "mode": (*FLOW, "objective.density=mode"),
     "shift by tokens": (*FLOW, "objective.time_shift_type=exponential"),
+    "stretched": (
+        *(*FLOW, "objective.time_shift_type=exponential"),
+        "objective.density=stretched_logit_normal",
+    ),
     "constant average": ("ema.kind=constant", "ema.decay=0.9"),
     "route": (*FLOW, "model.num_layers=4", "model.route_from=1", "model.route_to=2"),
     "muon": ("optimizer.kind=muon",),
@@ -56,6 +60,7 @@ WEIGHTS: dict[str, tuple[str, ...]] = {
         "objective.time_shift_type=linear",
     ),
     "mode": ("objective.mode_scale=0.5",),
+    "stretched": ("objective.uniform_share=1",),
     "shift by tokens": (
         *("objective.base_shift=0.1", "objective.max_shift=2"),
         *("objective.base_image_seq_len=16", "objective.max_image_seq_len=512"),
