@@ -83,7 +83,7 @@ class FlowConfig:
     velocity (arXiv:2511.13720)."""
     density: Live[LevelDensity] = LevelDensity.LOGIT_NORMAL
     """Flow: density from which t is drawn: uniform, logit_normal, mode, or stretched_logit_normal,
-    which is shifted at most by max_shift and fills [0.001, 1] (LTX-2)."""
+    which fills [0.001, 1] (LTX-2); with time_shift_type, max_shift is its largest shift."""
     logit_mean: Live[float] = 0.0
     """Flow: mean of logit(t)."""
     logit_std: Live[float] = 1.0
@@ -151,7 +151,6 @@ class FlowConfig:
             ),
             *at_least_one(self, "shift_base_tokens", "base_image_seq_len"),
             *self._shift_by_tokens(),
-            *self._stretched(),
             *self._last_level(),
             *self._listed_steps(),
             # Limits within which e^x and powers are finite and not zero in float32.
@@ -200,18 +199,6 @@ class FlowConfig:
                 f"{said} shifts by mu itself, which must be above 0 and must not fall with the"
                 f" tokens: base_shift={self.base_shift:g} and max_shift={self.max_shift:g} make"
                 f" mu {mu_of_one:g} for one token; choose others, or time_shift_type=exponential",
-            ),
-        ]
-
-    def _stretched(self) -> list[Rule]:
-        said, kind = f"density={self.density}", self.time_shift_type
-        return [
-            (
-                self.density is not LevelDensity.STRETCHED_LOGIT_NORMAL
-                or kind is TimeShift.EXPONENTIAL,
-                f"{said} is shifted by mu of the tokens, up to max_shift, and"
-                f" time_shift_type={'null' if kind is None else kind}; set"
-                " time_shift_type=exponential, or density=logit_normal",
             ),
         ]
 

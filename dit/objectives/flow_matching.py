@@ -149,9 +149,10 @@ class FlowMatching:
 
     def _training_shift(self, num_tokens: Sequence[int]) -> Tensor:
         """Factor [N] by which the density of training shifts the levels of each sample."""
-        if self.config.density is LevelDensity.STRETCHED_LOGIT_NORMAL:
+        c = self.config
+        if c.density is LevelDensity.STRETCHED_LOGIT_NORMAL and c.time_shift_type is not None:
             # With more tokens, both ends of the stretched part would come too close to 1.
-            num_tokens = [min(tokens, self.config.max_image_seq_len) for tokens in num_tokens]
+            num_tokens = [min(tokens, c.max_image_seq_len) for tokens in num_tokens]
         return self.shift(num_tokens)
 
     def _level(self, quantile: Tensor, factor_N: Tensor) -> Tensor:

@@ -252,7 +252,10 @@ def kind(grid: tuple[int, int, int], model: ModelConfig) -> str:
 
 
 def _mean_over_ranks(mine: Sums) -> dict[str, float]:
-    """Mean of each loss over all ranks, by name; sums are added in the order of the ranks."""
+    """Mean of each loss over all ranks, by name; sums are added in the order of the ranks.
+
+    A loss of no token is left out, such as that of the sound of clips without one.
+    """
     every: list[Sums] = [{}] * dist.get_world_size()
     dist.all_gather_object(every, mine)
     # Short names first: the loss of all before those of its parts.
@@ -260,7 +263,8 @@ def _mean_over_ranks(mine: Sums) -> dict[str, float]:
     means = {}
     for name in names:
         errors, counts = zip(*(sums[name] for sums in every if name in sums), strict=True)
-        means[name] = sum(errors) / sum(counts)
+        if total := sum(counts):
+            means[name] = sum(errors) / total
     return means
 
 

@@ -105,11 +105,14 @@ def test_stretched_logit_normal_density(std: float, uniform_share: float) -> Non
     assert exact[-1] == 1 and t_N[-1] == 1
 
 
-@pytest.mark.parametrize("kind", [None, TimeShift.LINEAR])
-def test_stretched_logit_normal_needs_a_shift_by_tokens(kind: TimeShift | None) -> None:
-    said = "null" if kind is None else "linear"
-    with pytest.raises(Problems, match=rf"up to max_shift, and time_shift_type={said}; set time_"):
-        flow(**LTX2_SHIFT | {"time_shift_type": kind})
+def test_stretched_logit_normal_with_one_shift_is_that_of_so_many_tokens() -> None:
+    """As a folder with a constant shift has it; the number of tokens has no effect then."""
+    by_tokens, q_N = flow(**LTX2_SHIFT), torch.linspace(0.01, 0.99, 5, dtype=torch.float64)
+    wanted_N = training_objective(by_tokens).levels(q_N, (2560,) * 5)
+    one = flow(density=LevelDensity.STRETCHED_LOGIT_NORMAL, flow_shift=math.exp(1.5))
+    for tokens in (7, 50_000):
+        found_N = training_objective(one).levels(q_N, (tokens,) * 5)
+        torch.testing.assert_close(found_N, wanted_N)
 
 
 @pytest.mark.parametrize("scale", [-1.01, 1.76, math.nan])

@@ -20,7 +20,7 @@ from dit.objectives.registry import training_objective
 from dit.objectives.training_target import validation_problem
 from dit.train.metrics.interval_metrics import quantiles
 from dit.train.model_and_optimizer import build_model_and_optimizer, randomise
-from dit.train.validation import kind, validate
+from dit.train.validation import _mean_over_ranks, kind, validate
 from tests.learning import tiny_run
 from tests.packs import random_pack, tiny_model
 
@@ -151,6 +151,11 @@ def test_a_second_evaluation_is_equal_to_the_last_bit_and_touches_nothing(groups
     assert model.chunks[0].training
     for old, new in zip(before, model.chunks[0].parameters(), strict=True):
         assert torch.equal(old, new)
+
+
+def test_clips_without_sound_have_no_loss_of_it(groups) -> None:
+    sums = {"val_loss": (3.0, 6.0), "val_loss_sound": (0.0, 0.0)}
+    assert _mean_over_ranks(sums) == {"val_loss": 0.5}
 
 
 def test_quantiles_are_middles_of_equal_parts():
