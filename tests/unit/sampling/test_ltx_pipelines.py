@@ -118,7 +118,7 @@ def test_captions_are_read_as_the_pipeline_reads_them(
 
 def test_a_network_without_its_pipeline_needs_its_positions(groups, tmp_path: Path) -> None:
     random_ltx().save_pretrained(tmp_path / "hf")
-    with pytest.raises(ConvertError, match=r"does not say model\.frame_positions"):
+    with pytest.raises(ConvertError, match=r"does not determine model\.frame_positions"):
         import_weights(tmp_path / "hf", tmp_path / "none")
     with pytest.raises(
         ConvertError, match=r"^model\.frame_positions=cause must be even or causal$"

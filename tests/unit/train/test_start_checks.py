@@ -159,7 +159,7 @@ REFUSED: dict[str, tuple[Prepare, str]] = {
     # data
     "shard": (lambda p: without(p.data / "train/shard-000000.tar"), "is missing; restore it"),
     "index": (lambda p: without(p.data / "train/shard-000000.tar.idx"), "idx is missing"),
-    "no dataset": (lambda p: without(p.data / ".nv-meta"), "no prepared dataset"),
+    "no dataset": (lambda p: without(p.data / ".nv-meta"), "not a prepared dataset"),
     "card": (lambda p: card(p, latent={"channels": 5}), "set model.in_channels=5"),
     "text width": (lambda p: card(p, text_encoder={"width": 9}), "set model.crossattn_emb_size=9"),
     "damaged card": (
