@@ -30,7 +30,7 @@ def decoder_of_card(card: dict[str, Any], model: str | None, cache: str | None) 
     """The decoder (VAE) that a dataset card names, on the GPU if there is one.
 
     `model` (a hub name or folder) and `cache` say where its weights are now; None: as in the card.
-    A notice is printed for each of them that has no effect, because the decoder has no weights.
+    If the decoder has no weights, a notice says that `model` or `cache` has no effect.
 
     Raises:
         ValueError: the decoder cannot be opened.
@@ -45,8 +45,8 @@ def decoder_of_card(card: dict[str, Any], model: str | None, cache: str | None) 
 def encoder_of_card(card: dict[str, Any], cache: str | None) -> TextEncoder:
     """The text encoder that a dataset card names, on the CPU.
 
-    `cache` is a Hugging Face cache or a pipeline folder with its weights; None: as in the card. A
-    notice is printed if it has no effect, because the encoder has no weights.
+    `cache` is a Hugging Face cache or a pipeline folder with its weights; None: as in the card. If
+    the encoder has no weights, a notice says that `cache` has no effect.
 
     Raises:
         CodecError: the encoder cannot be opened.
@@ -147,6 +147,7 @@ def _config(folder: Path, part: str) -> dict[str, Any]:
         content = parse_json(file.read_bytes())
     except (OSError, ValueError) as error:
         raise CodecError(
-            f"{file} cannot be read ({explained(error)}); give the folder of a whole pipeline"
+            f"{file} cannot be read ({explained(error)}); give the folder of a complete Diffusers"
+            " pipeline"
         ) from error
     return content if isinstance(content, dict) else {}

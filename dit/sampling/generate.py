@@ -244,7 +244,7 @@ def _check_sampler(
     if family_of(model).tells_step_end(model) and settings.sampler != Sampler.EULER:
         raise ValueError(
             f"sampler {settings.sampler}: the network was distilled to predict whole steps (mean"
-            " flow); use the sampler euler (--sampler, or validation.sampler in training)"
+            " flow); use --sampler euler (in training validation.sampler=euler)"
         )
     unguided = model.unguided_by
     scale = settings.guidance_after if settings.guidance == 1 else settings.guidance
@@ -257,7 +257,7 @@ def _check_sampler(
     if steps is not None and len(steps) != settings.num_steps:
         raise ValueError(
             f"num_steps={settings.num_steps}: objective.sampling_timesteps has {len(steps)}"
-            f" timesteps, one for each step; set num_steps={len(steps)} (in training"
+            f" timesteps, one for each step; set --num_steps {len(steps)} (in training"
             f" validation.sampling_steps={len(steps)})"
         )
 
@@ -274,12 +274,13 @@ def _check_conditions(
         )
     if settings.sampler is not Sampler.EULER:
         raise ValueError(
-            f"sampler {settings.sampler}: it cannot keep given pictures of a video at their own"
-            " noise levels; use the sampler euler (--sampler euler)"
+            f"sampler {settings.sampler} cannot keep given pictures of a video at noise levels of"
+            " their own; use --sampler euler"
         )
     if settings.guiders is not None:
         raise ValueError(
-            "a guider does not go with pictures or clips at frames of a video; leave out --guider"
+            "--guider cannot be used with pictures or clips at frames of a video (--at_frame,"
+            " --video); leave out --guider"
         )
 
 

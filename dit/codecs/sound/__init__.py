@@ -30,8 +30,8 @@ def sound_codec_of_card(
 ) -> SoundCodec | None:
     """The sound codec that a dataset card describes; None for a dataset without sound.
 
-    Its scale is that of the dataset. `location` says where the codec's model is now; None: as in
-    the card.
+    Its scale is that of the dataset. `location` says where the codec's model is now; with None, it
+    is where the card says.
 
     Raises:
         CodecError: the card names no known codec, lacks a setting or a positive scale, or the

@@ -155,7 +155,7 @@ def _architecture(part: PipelineComponent) -> str:
     found = [name for name in config.architectures or () if name in Ltx2Text.networks]
     if not found:
         raise CodecError(
-            f"--model_name {part.model}: {part.subfolder}/ is {config.architectures}, and LTX-2"
-            f" reads captions by {' or '.join(Ltx2Text.networks)}; give the pipeline of LTX-2"
+            f"--model_name {part.model}: {part.subfolder}/ is of class {config.architectures}, but"
+            f" LTX-2 reads captions with {' or '.join(Ltx2Text.networks)}; give a pipeline of LTX-2"
         )
     return found[0]

@@ -33,7 +33,7 @@ codec_named = CODECS.named
 def codec_of_card(card: dict[str, Any], location: ModelLocation | None = None) -> Codec:
     """The codec that encoded a dataset, by its `card`; `decode` turns its latents into pictures.
 
-    `location` says where its model is now; None: as in the card.
+    `location` says where its model is now; with None, it is where the card says.
 
     Raises:
         CodecError: the card names no known codec, lacks a setting, or has a wrong number of means

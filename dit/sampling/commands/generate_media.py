@@ -54,10 +54,10 @@ def generate_opened(
 ) -> list[Picture]:
     """Generates a picture or video for each of `prompts`, in their order.
 
-    The i-th starts from the noise of the seed `seed` + i. With `latents` each picture also keeps
-    its latent. With several processes, each data-parallel replica generates a part; the first
-    process returns all pictures, the others an empty list. `track` shows the progress of the first
-    process; `watch` is as in `generate_streams`.
+    Sample i starts from the noise of the seed `seed` + i. With `latents` each picture also keeps
+    its latent. With several processes, each data-parallel replica generates some of the samples;
+    the first process returns all pictures, the others an empty list. `track` shows the progress of
+    the first process; `watch` is as in `generate_streams`.
     """
     asked, options = options, options_of_network(options, opened)
     stages = Stages.of(options, opened)
@@ -108,7 +108,7 @@ def _encoded(
     """The text encoder's tensors for each (prompt, negative prompt) in `words`.
 
     `given` has the pictures of each prompt. The encoder runs on the GPU if it fits there beside the
-    network, and then returns to the host; else on the host. Ranks that share a layer all use the
+    network, else on the CPU; afterwards it is in host memory. Ranks that share a layer all use the
     same device.
 
     Raises:

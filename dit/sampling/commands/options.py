@@ -25,9 +25,9 @@ _MOST = {
     "num_steps": 1000,
 }
 _PARTS = {
-    "guidance_rescale": "0 is none, 0.7 is usual",
+    "guidance_rescale": "0 is no rescaling, 0.7 is usual",
     "guidance_steps": "1 guides at all steps",
-    "guidance_least_norm": "1 keeps what guidance makes",
+    "guidance_least_norm": "1 keeps the norm of the guided prediction",
 }
 """Options in [0, 1], and what their values mean."""
 _BESIDE_GUIDERS = {
@@ -156,7 +156,7 @@ class GenerationOptions(SamplerOptions, ContentOptions):
                 raise ValueError(f"--{name} {choice} is unknown; choose one of {', '.join(known)}")
         if not 0 <= self.condition_noise <= 1:
             raise ValueError(
-                f"--condition_noise {self.condition_noise} must lie in [0, 1]; 0 adds none"
+                f"--condition_noise {self.condition_noise} must lie in [0, 1]; 0 adds no noise"
             )
         self._check_sigmas()
         self._check_guidance()
@@ -188,7 +188,9 @@ class GenerationOptions(SamplerOptions, ContentOptions):
                 raise ValueError(f"--{name} {scale} must lie in {most}; 1 is no guidance")
         told = self.distilled_guidance
         if told is not None and not 0 <= told <= MOST_TOLD:
-            raise ValueError(f"--distilled_guidance {told} must lie in [0, {MOST_TOLD}]")
+            raise ValueError(
+                f"--distilled_guidance {told} must lie in [0, {MOST_TOLD}]; FLUX.1 dev takes 3.5"
+            )
         for name, meaning in _PARTS.items():
             if not 0 <= (value := getattr(self, name)) <= 1:
                 raise ValueError(f"--{name} {value} must lie in [0, 1]; {meaning}")

@@ -225,8 +225,8 @@ def test_words_names_and_patterns_choose_linears():
     ("targets", "words"),
     [
         (("to_qq",), ("lora.targets=to_qq", "to_q")),
-        (("attention", "blocks.9.attn1.to_q"), ("blocks.9.attn1.to_q", "near ones are")),
-        (("modulation",), ("no linear of that kind",)),
+        (("attention", "blocks.9.attn1.to_q"), ("blocks.9.attn1.to_q", "use a name such as")),
+        (("modulation",), ("no such linears",)),
     ],
 )
 def test_a_target_that_matches_nothing_is_an_error_with_near_names(targets, words):
@@ -339,9 +339,9 @@ def test_a_checkpoint_of_adapters_says_what_they_are(tmp_path):
     [
         (
             LoraConfig(rank=3, alpha=2),
-            r"lora\.rank=3 here, 2 there; lora\.alpha=2 here, 3 there",
+            r"lora\.rank=3 \(these have 2\); lora\.alpha=2 \(these have 3\)",
         ),
-        (LoraConfig(init_from="file"), r"lora\.init_from=file holds other adapters"),
+        (LoraConfig(init_from="file"), r"lora\.init_from=file \(a file of other adapters\)"),
         (LoraConfig(rank=2), None),
     ],
 )
@@ -368,7 +368,7 @@ def test_weights_that_are_in_no_file_show_nothing(tmp_path):
 
 def test_adapters_alone_are_no_weights_to_train(tmp_path):
     (tmp_path / ADAPTERS).write_text(RUN.as_json())
-    with pytest.raises(CheckpointError, match="holds LoRA adapters and no weights"):
+    with pytest.raises(CheckpointError, match="holds only LoRA adapters"):
         adapter_run(run_config(), tmp_path)
 
 

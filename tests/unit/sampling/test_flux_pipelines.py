@@ -16,7 +16,7 @@ from dit.config import Sampler, TextPadding, Weights
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.verify import compare_forward
-from dit.sampling.commands import generate_media
+from dit.sampling.commands import stages
 from dit.sampling.commands.generate_media import options_of_prompt
 from dit.sampling.commands.options import GenerationOptions
 from dit.sampling.generate import Request, SamplingSettings, generate_latents, generate_streams
@@ -106,7 +106,7 @@ def test_reference_pictures_of_files(groups, tmp_path: Path) -> None:
         seen.append(requests[0].inputs["reference_latent_0"])
         return generate_streams(model, requests, **told)
 
-    with patch.object(generate_media, "generate_streams", recorded):
+    with patch.object(stages, "generate_streams", recorded):
         made = [
             ours(run, noise_of(PICTURE), reference=(str(files[0]),), reference_size=size)
             for size in ("own", "target")
@@ -119,5 +119,5 @@ def test_reference_pictures_of_files(groups, tmp_path: Path) -> None:
     picture = Image.open(files[0]).crop((0, 1, 32, 21))
     colours = torch.from_numpy(np.asarray(picture, dtype=np.float32) / 127.5 - 1).permute(2, 0, 1)
     torch.testing.assert_close(seen[0], vae.encode(colours[:, None]), rtol=1e-2, atol=1e-2)
-    with pytest.raises(ValueError, match=r"1.png: the network takes 1 at most"):
+    with pytest.raises(ValueError, match=r"1.png: the network takes at most 1"):
         ours(run, noise_of(PICTURE), reference=tuple(map(str, files)))

@@ -234,9 +234,9 @@ def test_references_of_prompts_are_those_of_generate_dit(groups, tmp_path: Path,
     assert not torch.equal(made[0], made[1])
 
     many = {"caption": "a fox", "reference_path": ["first.png"] * (4 if edits else 2)}
-    bad = [(many, r"reference_path .*first.png: the network takes \d at most")]
+    bad = [(many, r"reference_path .*first.png: the network takes at most \d")]
     if edits:
-        bad += [({"caption": "a fox"}, r"sees the pictures .*: give reference_path beside the pr")]
+        bad += [({"caption": "a fox"}, r"needs the pictures .*: give reference_path beside the pr")]
     for entry, words in bad:
         with pytest.raises(ValueError, match=rf"prompts.json, entry 2: .*{words}"):
             open_samples(training(run, tmp_path, [*entries, entry], size=sides))
@@ -280,7 +280,10 @@ def test_what_is_missing_is_named(groups, tmp_path: Path) -> None:
         (good | {"image_path": "gone.png"}, r': the picture "gone.png" is neither in'),
         (good | {"image_path": "text.png"}, r": image_path .*text.png cannot be read as a picture"),
         (good | {"last_image_path": str(last)}, r": last_image_path .*the first picture alone"),
-        (good | {"reference_path": str(last)}, r": reference_path .*last.png: .* takes none"),
+        (
+            good | {"reference_path": str(last)},
+            r": reference_path .*last.png: .* takes no references",
+        ),
     ):
         with pytest.raises(ValueError, match=at + words):
             open_samples(training(run, tmp_path, [good, entry]))
