@@ -20,6 +20,7 @@ from dit.codecs.rgb import on_white
 from dit.codecs.sound import sound_codec_of_card
 from dit.codecs.text.encoder import TextEncoder, unknown_words
 from dit.codecs.vae import usual_size
+from dit.command_line import option_names
 from dit.config import RunConfig, Sampler
 from dit.distributed.entry import say_notice
 from dit.distributed.process_groups import device
@@ -39,6 +40,7 @@ from dit.sampling.latent_sizes import Size, cut, rounding
 from dit.sampling.media_files import Picture, false_colours, waveform_of
 from dit.sampling.open_checkpoint import OpenCheckpoint
 from dit.sampling.prompts import Prompt, unguided, unused
+from dit.sampling.stream_guidance import StreamGuidance
 
 
 def generate_opened(
@@ -235,6 +237,9 @@ def _sampling_settings(options: GenerationOptions, *, scale: float | None) -> Sa
         sampler=Sampler(options.sampler),
         condition_noise=options.condition_noise,
         guiders=open_guiders(options.guider, scale=scale) if options.guider else None,
+        of_streams=StreamGuidance(
+            **{name: getattr(options, name) for name in option_names(StreamGuidance)}
+        ),
     )
 
 
@@ -312,6 +317,7 @@ def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> Ge
             " leave it out, and use --guidance"
         )
     model, least = opened.config.model, options.guidance_least_norm
+    options.check_guidance(model)
     if least and family_of(model).objective.keeps_norm(model) is None:
         raise ValueError(
             f"--guidance_least_norm {least}: guidance of model.family={model.family} does not"
@@ -400,7 +406,8 @@ def notes_on(
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
     sizes, negatives = [*map(_size, each)], (one.negative_prompt for one in each)
     words = unknown_words((one.text for one in prompts), opened.encoder, opened.card)
-    notes = [words, unused(prompts), unguided(negatives, guidance=options.guidance or 0.0)]
+    scales = options.guidance or 0.0, options.audio_guidance
+    notes = [words, unused(prompts), unguided(negatives, guidance=scales)]
     notes.append(_other_than_distilled(opened.config, options))
     notes += [rounding(s, stride.pixels(stride.latent(s))) for s in sizes]
     for one, prompt, size in zip(each, prompts, sizes, strict=True):

@@ -15,6 +15,7 @@ from dit.local_path import CheckpointPath, LocalPath
 from dit.sampling.commands.load_options import EncoderPlaces, NetworkOptions
 from dit.sampling.latent_sizes import MOST_PIXELS
 from dit.sampling.media_files import RATES
+from dit.sampling.stream_guidance import StreamGuidance
 
 FPS = 24.0
 _MOST = {
@@ -130,7 +131,7 @@ class SamplerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationOptions(SamplerOptions, ContentOptions):
+class GenerationOptions(SamplerOptions, StreamGuidance, ContentOptions):
     """All options that determine a generated picture, except prompt and seed."""
 
     def __post_init__(self) -> None:
@@ -257,6 +258,7 @@ def parser() -> Parser:
     what = parser.add_argument_group("what to generate")
     add_options(what.add_mutually_exclusive_group(required=True), _PromptOptions)
     add_options(what, ContentOptions, _SampleOptions)
-    add_options(parser.add_argument_group("how to sample"), SamplerOptions, NetworkOptions)
+    how = parser.add_argument_group("how to sample")
+    add_options(how, SamplerOptions, StreamGuidance, NetworkOptions)
     add_options(parser.add_argument_group("files"), _FileOptions, EncoderPlaces)
     return parser
