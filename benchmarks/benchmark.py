@@ -147,7 +147,9 @@ def _parser() -> Parser:
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+        raise ArgumentTypeError(
+            f"{text!r} is not a whole number of at least 1; give one such as 20"
+        )
     return int(text)
 
 

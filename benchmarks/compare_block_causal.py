@@ -99,7 +99,8 @@ def check_losses(losses: dict[str, float]) -> None:
     if not abs(ours - alone) <= AGREE * abs(alone):
         raise ValueError(
             f"the first step's loss is {ours:.8g} packed and {alone:.8g} sample by sample: the two"
-            " do not compute the same"
+            " do not compute the same; set model.precision=fp32, or find the first layer whose"
+            " outputs differ"
         )
     if abs(padded - alone) <= AGREE * abs(alone):
         raise ValueError(

@@ -285,7 +285,7 @@ def _check_losses(losses: dict[str, float], *, tolerance: float) -> None:
     if not abs(packed - plain) <= tolerance * abs(plain):
         raise ValueError(
             f"the first step's loss is {packed:.6g} packed and {plain:.6g} in buckets: the two do"
-            " not compute the same"
+            " not compute the same; find the first layer whose outputs differ"
         )
 
 

@@ -1,7 +1,7 @@
 """Counts the bytes that a layer reads and writes outside its matrix products, without a GPU.
 
 1. samples   a pack of equal samples, without padding and with some at the end of each
-2. count     bytes of inputs and outputs of every operation that is no view, forward and backward,
+2. count     bytes of inputs and outputs of every operation except views, forward and backward,
              with torch's operations (eager) and with the kernels of dit/models/kernels (fused)
 3. report    units of (tokens x width x 2 bytes) for each layer; --operations: by name
 

@@ -52,7 +52,7 @@ from data_prep.writing.readme import PICTURES, MadeBy, sample_picture
 from data_prep.writing.shard_writer import RankBlocks, Writer
 from dit.codecs.dataset_card import FORMAT_VERSION
 from dit.codecs.normalization import Moments, Whitening
-from dit.codecs.sound import SOUND_LATENT, SoundCodec
+from dit.codecs.sound import SoundCodec, sound_in_card
 from dit.codecs.text import TextEncoder
 from dit.codecs.text.encoder import vocabulary
 from dit.codecs.vae import Codec
@@ -337,7 +337,7 @@ class Packing:
             publish(
                 self.folder,
                 shards=summary.shards,
-                card=self._card(summary) | self._about_sound() | self._words(plan, summary),
+                card=self._card(summary) | sound_in_card(self.sound) | self._words(plan, summary),
                 # Where the encoder needs pictures, each sample has a null text of its own.
                 null_text=self.text.encode_all("") if self.text.reads_alone else {},
                 made=MadeBy(command=self.command, pictures=self._pictures(plan, summary)),
@@ -394,16 +394,6 @@ class Packing:
             "psnr": summary.psnr,
             "settings": dict(self.settings),
             "license": self.options.license,
-        }
-
-    def _about_sound(self) -> dict[str, Any]:
-        """Entries of the dataset card about sound; empty without a sound codec."""
-        if self.sound is None:
-            return {}
-        codec = self.sound
-        return {
-            codec.card_part: {"name": codec.name, **codec.settings},
-            SOUND_LATENT: {"channels": codec.channels, "dtype": "float32", "scale": codec.scale},
         }
 
 

@@ -79,7 +79,7 @@ def full_with_first(lengths: Sequence[int], *, capacity: int) -> list[int]:
 
 
 def _with_copies(sums: int, units: int, *, copies: int) -> int:
-    """Bits of all sums that arise when up to `copies` numbers of `units` are added to `sums`."""
+    """`sums`, a bit mask of sums, and the sums with up to `copies` more terms of `units`."""
     at_once = 1
     while copies:
         at_once = min(at_once, copies)
@@ -117,13 +117,16 @@ def best_fit_decreasing(lengths: Sequence[int], *, capacity: int) -> list[list[i
 def _check(lengths: Sequence[int], capacity: int) -> None:
     for index, length in enumerate(lengths):
         if not 1 <= length <= capacity:
-            raise ValueError(f"lengths[{index}]={length} must lie in [1, {capacity}]")
+            raise ValueError(
+                f"lengths[{index}]={length} must lie in [1, {capacity}], the capacity of a pack;"
+                " leave this sample out, or raise the capacity"
+            )
 
 
 def full_at_like_cost(
     lengths: Sequence[int], costs: Sequence[float], *, capacity: int
 ) -> list[int]:
-    """Indices of a pack with sample 0, of average cost, and about as full as `full_with_first`.
+    """Indices of a pack with sample 0, of average cost, about as full as one of `full_with_first`.
 
     Cost grows with the square of a length, so a pack with one long sample costs more than others
     whatever fills it: it gets the cheapest samples. The other packs divide the remaining cost
@@ -298,7 +301,7 @@ class Turn:
 
 
 def turn(number: int, *, packs: int, seed: int) -> Turn:
-    """Turn `number` of any rank, which takes one of at most `packs` waiting packs.
+    """The choice that every rank makes at its turn `number` among at most `packs` waiting packs.
 
     A step takes as long as its slowest rank. Ranks read different samples and do not communicate
     meanwhile, but the distribution of their packs is the same. So each rank keeps some packs

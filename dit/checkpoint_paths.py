@@ -94,13 +94,13 @@ def parse_manifest(content: bytes) -> Manifest:
     """Parses `content`, the bytes of manifest.json.
 
     Raises:
-        ValueError: the content is no valid manifest.
+        ValueError: the content is not a valid manifest.
     """
     match parse_json(content):
         case {"format": int(form), "software": str(software), "files": dict(files)} if files:
             digests = {name: parse_digest(name, entry) for name, entry in files.items()}
             return Manifest(format=form, software=software[:_LONGEST_NAME], files=digests)
-    raise ValueError("it lacks format, software or files")
+    raise ValueError("the manifest lacks 'format', 'software' or 'files'")
 
 
 def parse_digest(name: str, entry: Any) -> FileDigest:
@@ -114,7 +114,7 @@ def parse_digest(name: str, entry: Any) -> FileDigest:
     match entry:
         case {"bytes": int(size), "sha256": str(digest)}:
             return FileDigest(bytes=size, sha256=digest)
-    raise ValueError(f"{name} lacks bytes or sha256")
+    raise ValueError(f"the manifest's entry of {name} lacks 'bytes' or 'sha256'")
 
 
 def is_file_name(name: str) -> bool:
@@ -373,7 +373,7 @@ def saved_card(path: Path) -> dict[str, Any] | None:
     except ValueError as error:
         raise damaged(file, error) from error
     if not isinstance(card, dict):
-        raise damaged(file, ValueError(f"it holds a {type(card).__name__}, no object"))
+        raise damaged(file, ValueError(f"it holds a {type(card).__name__}, not a JSON object"))
     return card
 
 
@@ -404,6 +404,6 @@ def damaged(path: Path, cause: BaseException) -> CheckpointError:
     """The error for a checkpoint, or a file of it, that cannot be read because of `cause`."""
     place = path if path.is_dir() else path.parent
     return CheckpointError(
-        f"{path} cannot be read, a file is missing or damaged ({error_in_words(cause)});"
+        f"{path} cannot be read, because a file is missing or damaged ({error_in_words(cause)});"
         f" {remedy(place.parent, place.name)}"
     )

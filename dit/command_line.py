@@ -171,9 +171,13 @@ def whole(text: str) -> int:
     try:
         number = int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a whole number; give one such as 4"
+        ) from None
     if abs(number) >= 2**31:
-        raise argparse.ArgumentTypeError(f"{text} is out of range; it must be below {2**31}")
+        raise argparse.ArgumentTypeError(
+            f"{text} is out of range; give a whole number below {2**31}"
+        )
     return number
 
 
@@ -187,7 +191,9 @@ def size_in_bytes(text: str, *, example: str, least: int = 0) -> int:
     power = " KMGT".index(match[2].upper() or " ") if match else 0
     size = int(float(match[1]) * thousand**power) if match else -1
     if size < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write {example}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a size of at least {least} bytes; write one such as {example}"
+        )
     return size
 
 
@@ -248,7 +254,7 @@ def not_an_option(words: Sequence[str], options: Iterable[str]) -> str:
         return f"{words[0]!r} belongs to no option; put quotes around names with spaces"
     name = words[0].partition("=")[0]
     near = get_close_matches(name, list(options), n=1, cutoff=0.7)
-    return f"{name} is no option" + "".join(f", {option} is" for option in near)
+    return f"{name} is not an option" + "".join(f", {option} is" for option in near)
 
 
 def python() -> str:

@@ -52,7 +52,7 @@ DEVICES = {
     ),
 }  # fmt: skip
 _SLOWER = ("h100 pcie", "h100 nvl", "h200 nvl")
-"""Boards that are slower than the entry of `DEVICES` with their name; none has an entry."""
+"""Slower boards, whose names contain the name of a device in `DEVICES`; they have no entry."""
 
 
 def device_named(name: str) -> Device | None:

@@ -54,7 +54,7 @@ def rank() -> int:
     """Rank of this process among all processes, from 0; 0 without a launcher.
 
     Raises:
-        LaunchError: RANK is no whole number.
+        LaunchError: RANK is not a whole number.
     """
     return _whole("RANK", 0)
 
@@ -63,7 +63,7 @@ def world_size() -> int:
     """Number of all processes; 1 without a launcher.
 
     Raises:
-        LaunchError: WORLD_SIZE is no whole number of at least 1.
+        LaunchError: WORLD_SIZE is not a whole number of at least 1.
     """
     return _whole("WORLD_SIZE", 1)
 
@@ -104,11 +104,20 @@ def check_launch() -> None:
             _check_starter(os.environ)
         return
     if at >= size:
-        raise LaunchError(f"RANK={at} must be from 0 to {size - 1}, below WORLD_SIZE={size}")
+        raise LaunchError(
+            f"RANK={at} must be from 0 to {size - 1}, below WORLD_SIZE={size}; correct it, or let"
+            " torch.distributed.run set both"
+        )
     if local_rank() >= size:
-        raise LaunchError(f"LOCAL_RANK={local_rank()} must be below WORLD_SIZE={size}")
+        raise LaunchError(
+            f"LOCAL_RANK={local_rank()} must be below WORLD_SIZE={size}; correct it, or let"
+            " torch.distributed.run set both"
+        )
     if not 0 < _whole("MASTER_PORT", 0) < 1 << 16:
-        raise LaunchError(f"MASTER_PORT={os.environ['MASTER_PORT']} must be from 1 to 65535")
+        raise LaunchError(
+            f"MASTER_PORT={os.environ['MASTER_PORT']} must be from 1 to 65535; set it to a free"
+            " port of MASTER_ADDR"
+        )
 
 
 def _whole(name: str, missing: int) -> int:
@@ -116,7 +125,7 @@ def _whole(name: str, missing: int) -> int:
     least = 1 if name == "WORLD_SIZE" else 0
     if not (text.isascii() and text.isdecimal() and int(text) >= least):
         raise LaunchError(
-            f"{name}={text[:40]} is no whole number of at least {least}; `unset {name}`, or let"
+            f"{name}={text[:40]} is not a whole number of at least {least}; `unset {name}`, or let"
             " torch.distributed.run set it"
         )
     return int(text)

@@ -6,8 +6,8 @@
 3. `$NAME` is refused if no file of this name exists: a shell replaces it, a file of settings does
    not. Python's None is refused as well.
 
-A colon alone is no address: `C:/runs` and `wan:lora/run1` are folders. Libraries that take the part
-before a colon for a file system get absolute paths.
+A colon alone does not make an address: `C:/runs` and `wan:lora/run1` are folders. Libraries that
+take the part before a colon for a file system get absolute paths.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*\})")
 
 
 class PathError(ArgumentTypeError, ValueError):
-    """A text is no usable path; argparse and other readers show the message."""
+    """A text is not a usable path; argparse and other readers show the message."""
 
 
 def local_path(text: str, *, base: Path = Path()) -> Path:
@@ -83,7 +83,7 @@ def store_address(text: str) -> str:
     """`text` as the address of a folder in an object store.
 
     Raises:
-        PathError: `text` is no address that begins with msc://.
+        PathError: `text` is not an address that begins with msc://.
     """
     return _address(not_none(text), (_MSC,))
 

@@ -25,7 +25,7 @@ from yaml.resolver import Resolver
 from dit.system_errors import explained, system_number
 
 MOST_BYTES = 256 * 1024
-_TOO_DEEP = "is nested too deeply"
+_TOO_DEEP = "the text is nested too deeply; write fewer levels"
 
 _TAGS = ("str", "int", "float", "bool", "null", "seq", "map", "merge", "value")
 _LEADING_ZERO = "!leading-zero"
@@ -33,7 +33,7 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 class YamlError(ValueError):
-    """A text is no YAML or TOML of a configuration.
+    """A text is not YAML or TOML of a configuration.
 
     `line` is the number of the line with the error, or None if that is unknown.
     """
@@ -120,7 +120,7 @@ def parse_json(
     `pairs` builds an object from its names and values, for callers that must see repeated names.
 
     Raises:
-        ValueError: `text` is no JSON, is nested too deeply, or holds half of a surrogate pair,
+        ValueError: `text` is not JSON, is nested too deeply, or holds half of a surrogate pair,
             which no file can hold.
     """
     if isinstance(text, bytes):
@@ -130,16 +130,16 @@ def parse_json(
         if "\\u" in text or _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
-        raise ValueError("the JSON is nested too deeply") from None
+        raise ValueError("the JSON is nested too deeply; write fewer levels") from None
     except UnicodeEncodeError:
         raise ValueError(
-            "the JSON holds half of a surrogate pair, which is no character; remove it"
+            "the JSON holds half of a surrogate pair, which is not a character; remove it"
         ) from None
     return value
 
 
 def has_aliases(text: bytes) -> bool:
-    """Whether the YAML `text` has an alias; False if it is no YAML (its reader reports that)."""
+    """Whether the YAML `text` has an alias; False if it is not YAML (its reader reports that)."""
     try:
         return any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text))
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -150,10 +150,12 @@ def parse_yaml(text: str | bytes) -> Document:
     """The values in the YAML `text`, and the line of each key.
 
     Raises:
-        YamlError: `text` is no YAML, or holds something that no configuration has.
+        YamlError: `text` is not YAML, or holds something that no configuration has.
     """
     if len(text) > MOST_BYTES:
-        raise YamlError(f"is longer than {MOST_BYTES:,} bytes, which no configuration is")
+        raise YamlError(
+            f"the text is longer than {MOST_BYTES:,} bytes, which no configuration is; shorten it"
+        )
     try:
         text = text.decode() if isinstance(text, bytes) else text
         for loader in _LOADERS[:-1]:
@@ -161,16 +163,16 @@ def parse_yaml(text: str | bytes) -> Document:
                 return _document(loader(text))
         return _document(_LOADERS[-1](text))
     except UnicodeDecodeError as error:
-        raise YamlError(f"is no text in UTF-8 ({error.reason})") from None
+        raise YamlError(f"the text is not in UTF-8 ({error.reason}); save it as UTF-8") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        problem = error.problem or error.context or "is no YAML"
+        problem = error.problem or error.context or "the text is not YAML"
         raise YamlError(problem.splitlines()[0], mark.line + 1 if mark else None) from None
     except ReaderError as error:
         line = text[: error.position].count("\n") + 1 if isinstance(text, str) else None
         raise YamlError(
-            f"holds the character U+{int(error.character):04X}, which no YAML may hold; take it"
-            " out, and save the text as UTF-8",
+            f"the text holds the character U+{int(error.character):04X}, which YAML does not"
+            " allow; take it out, and save the text as UTF-8",
             line,
         ) from None
     except yaml.YAMLError as error:
@@ -183,7 +185,7 @@ def parse_yaml(text: str | bytes) -> Document:
         # Errors of PyYAML's constructors where a tag such as !!int stands before another value.
         raise YamlError(
             "a value does not fit the tag before it (such as !!int), or is a number of thousands"
-            " of digits"
+            " of digits; leave the tag out, or put quotes around the value"
         ) from None
 
 
@@ -200,15 +202,17 @@ def parse_toml(text: bytes) -> Document:
     """The values in the TOML `text`, with dates as text and without line numbers.
 
     Raises:
-        YamlError: `text` is no TOML, or holds something that no configuration has.
+        YamlError: `text` is not TOML, or holds something that no configuration has.
     """
     if len(text) > MOST_BYTES:
-        raise YamlError(f"is longer than {MOST_BYTES:,} bytes, which no configuration is")
+        raise YamlError(
+            f"the text is longer than {MOST_BYTES:,} bytes, which no configuration is; shorten it"
+        )
     try:
         # By way of JSON, which has no dates.
         values = json.loads(json.dumps(tomllib.loads(text.decode()), default=str))
     except UnicodeDecodeError as error:
-        raise YamlError(f"is no text in UTF-8 ({error.reason})") from None
+        raise YamlError(f"the text is not in UTF-8 ({error.reason}); save it as UTF-8") from None
     except RecursionError:
         raise YamlError(_TOO_DEEP) from None
     except ValueError as error:
@@ -221,7 +225,9 @@ def _nodes(
 ) -> Iterator[yaml.Node]:
     """Yields `node` and all nodes in it, each once; `above` are the nodes that contain it."""
     if id(node) in above:
-        raise YamlError("an alias stands inside its own anchor", node.start_mark.line + 1)
+        raise YamlError(
+            "an alias stands inside its own anchor; write its values out", node.start_mark.line + 1
+        )
     if id(node) not in seen:
         seen.add(id(node))
         yield node
@@ -256,14 +262,14 @@ def _children(node: yaml.Node) -> list[yaml.Node]:
 
 
 def _check_keys(node: yaml.Node) -> None:
-    """Raises `YamlError` if a mapping has a key twice, or a key that is no text."""
+    """Raises `YamlError` if a mapping has a key twice, or a key that is not a text."""
     if not isinstance(node, yaml.MappingNode):
         return
     seen: set[str] = set()
     for key, _ in node.value:
         line = key.start_mark.line + 1
         if not isinstance(key, yaml.ScalarNode):
-            raise YamlError("a key must be text, and no list or mapping", line)
+            raise YamlError("a key is a list or a mapping; write a text as key", line)
         if key.value in seen and key.value != "<<":
             raise YamlError(f"found duplicate key {key.value}; remove one of the two", line)
         seen.add(key.value)

@@ -87,13 +87,13 @@ def with_axes(value: Any, axes: str, *, what: str) -> Tensor:
     dropped. A latent may lack F, and must not be empty. Messages call the value `what`.
 
     Raises:
-        UnusableError: `value` has other axes, or is no float tensor.
+        UnusableError: `value` has other axes, or is not a float tensor.
     """
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
     if not isinstance(value, Tensor) or value.dtype not in _FLOATS:
         kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise UnusableError(f"{what} is {kind}, not a tensor of floats")
+        raise UnusableError(f"{what} is {kind}, not a tensor of floats; write it again")
     while value.dim() > len(axes) and value.shape[0] == 1:
         value = value[0]
     if axes == "CFHW" and value.dim() == 3:
@@ -102,7 +102,7 @@ def with_axes(value: Any, axes: str, *, what: str) -> Tensor:
         raise UnusableError(
             f"{what} has shape {list(value.shape)}, not [{', '.join(axes)}]"
             f"{' (channels, frames, rows, columns)' * (axes == 'CFHW')}"
-            f"{' (tokens, width)' * (axes == 'LE')}"
+            f"{' (tokens, width)' * (axes == 'LE')}; write it again"
         )
     return value
 
@@ -117,12 +117,13 @@ def unmasked(text_LE: Tensor, mask: Any, *, what: str) -> Tensor:
     """Rows of `text_LE` where `mask` is not 0, because encoders also output states for padding.
 
     Raises:
-        UnusableError: `mask` is no mask for this number of rows.
+        UnusableError: `mask` is not a mask for this number of rows.
     """
     if not isinstance(mask, Tensor) or mask.numel() != len(text_LE):
         shown = list(mask.shape) if isinstance(mask, Tensor) else f"{mask!r:.100}"
         raise UnusableError(
-            f"{what} {shown} must have a number for each of {len(text_LE)} rows of text"
+            f"{what} {shown} must have a number for each of {len(text_LE)} rows of text; write it"
+            " again"
         )
     return text_LE[mask.flatten().bool()]
 
@@ -134,14 +135,14 @@ def check_regular(path: Path) -> None:
         OSError: it is a pipe, device or folder, or does not exist.
     """
     if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError("it is no regular file")
+        raise OSError("it is not a regular file; remove or replace it")
 
 
 def read_json(path: Path) -> Any:
     """The content of the JSON file `path`, a regular file.
 
     Raises:
-        OSError, ValueError: it cannot be read, or is no JSON.
+        OSError, ValueError: the file cannot be read, or is not JSON.
     """
     check_regular(path)
     return parse_json(path.read_bytes())
@@ -159,7 +160,10 @@ def automodel_files(folder: Path, index: Any) -> list[str]:
     if names is None:
         names = sorted(path.name for path in folder.glob("metadata_shard_*.json"))
     if not isinstance(names, list) or not all(map(_is_name, names)):
-        raise UnusableError("'shards' must be a list of names of files in the same folder")
+        raise UnusableError(
+            f"'shards' is {names!r:.100}, and must be a list of names of files in the same folder;"
+            " write the index again"
+        )
     return names
 
 
@@ -171,11 +175,13 @@ def automodel_rows(path: Path) -> list[Any]:
     """Entries of one file of an AutoModel index: in intact files an object for each sample.
 
     Raises:
-        OSError, ValueError: it cannot be read, is no JSON, or no list.
+        OSError, ValueError: the file cannot be read, is not JSON, or holds no list.
     """
     rows = read_json(path)
     if not isinstance(rows, list):
-        raise UnusableError(f"holds a {type(rows).__name__}, no list of samples")
+        raise UnusableError(
+            f"it holds a {type(rows).__name__}, not a list of samples; write the index again"
+        )
     return rows
 
 
@@ -188,10 +194,16 @@ def automodel_file(folder: Path, row: Any) -> Path | None:
         UnusableError: the row names no file.
     """
     if not isinstance(row, dict):
-        raise UnusableError(f"the index holds a {type(row).__name__} where an object must be")
+        raise UnusableError(
+            f"the index holds a {type(row).__name__} in place of a sample's object; write the"
+            " index again"
+        )
     named = row.get("cache_file")
     if not isinstance(named, str) or "\0" in named or ".." in Path(named).parts or not named:
-        raise UnusableError(f"cache_file={named!r:.100} is no path of a file")
+        raise UnusableError(
+            f"cache_file={named!r:.100} is not the path of a file in the cache; correct it in the"
+            " index"
+        )
     path = Path(named)
     inside = path if path.is_relative_to(folder) else folder / path.name
     for candidate in (folder.joinpath(*path.parts[-2:]), inside):
@@ -217,7 +229,10 @@ def automodel_sizes(row: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[int,
 def _size(row: Mapping[str, Any], name: str) -> tuple[int, int]:
     value = row.get(name)
     if not isinstance(value, list) or len(value) != 2 or not all(type(n) is int for n in value):
-        raise UnusableError(f"{name}={value!r:.100} is not [width, height]")
+        raise UnusableError(
+            f"{name}={value!r:.100} is not [width, height] in whole numbers; correct it in the"
+            " index"
+        )
     return value[0], value[1]
 
 
@@ -267,11 +282,13 @@ def level_index(about: Any) -> int | None:
     `about` is the content of its `.json`.
 
     Raises:
-        UnusableError: k is no whole number from 0 to 7.
+        UnusableError: k is not a whole number from 0 to 7.
     """
     index = about.get("timestep") if isinstance(about, dict) else None
     if index is not None and (type(index) is not int or not 0 <= index < LEVELS):
-        raise UnusableError(f".json: timestep={index!r} is no whole number from 0 to {LEVELS - 1}")
+        raise UnusableError(
+            f".json: timestep={index!r} is not a whole number from 0 to {LEVELS - 1}; correct it"
+        )
     return index
 
 
@@ -346,11 +363,14 @@ def _mlperf_outline(head: bytes, size: int, one: MlperfTensor) -> tuple[tuple[in
         read = npy.read_array_header_1_0 if first else npy.read_array_header_2_0
         shape, by_columns, dtype = read(stream)
     except ValueError as error:
-        raise UnusableError(f".{one.part} has a damaged header of NumPy: {error}") from error
+        raise UnusableError(
+            f".{one.part} has a damaged header of NumPy ({error}); write it again"
+        ) from error
     if dtype != np.uint16 or by_columns:
         columns = " by columns" * by_columns
         raise UnusableError(
-            f".{one.part} is {dtype}{columns}, not uint16 by rows, the bits of bfloat16"
+            f".{one.part} is {dtype}{columns}, not uint16 by rows, the bits of bfloat16; write it"
+            " again"
         )
     return shape, stream.tell()
 
@@ -384,8 +404,8 @@ def mlperf_nulls(path_of: Callable[[str], Any]) -> dict[str, Tensor]:
             value = np.lib.format.read_array(io.BytesIO(path.read_bytes()), allow_pickle=False)
             found[name] = with_axes(value, one.axes, what="it").float()
         except UnusableError as error:
-            raise UnusableError(f"{path}: {error}; restore it") from error
+            raise UnusableError(f"{path}: {error}") from error
         except (OSError, ValueError, TypeError) as error:
-            unread = "it is no array of NumPy with floats that can be read"
+            unread = "it is not an array of NumPy with floats that can be read"
             raise UnusableError(f"{path}: {unread}: {reason(error)}; restore it") from error
     return found

@@ -85,7 +85,7 @@ _TABLE: list[tuple[tuple[int, ...], str | Callable[[str], str]]] = [
     ((errno.EAGAIN,), "too many processes or threads: raise `ulimit -u`, or the container's limit"),
     ((errno.ENOMEM, errno.ENOBUFS), "memory is full; end other programs, or do less at a time"),
     ((errno.E2BIG,), "shorten the command line or the environment"),
-    ((errno.ENOEXEC,), "it is no program of this machine; install the one for its processor"),
+    ((errno.ENOEXEC,), "it is not a program for this machine's processor; install the one that is"),
     # streams and the network
     ((errno.EPIPE,), "whoever read it has ended; write to a file instead of a pipe"),
     ((errno.EBADF,), "it is closed; do not close it (`>&-`) for this command"),

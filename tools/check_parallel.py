@@ -43,12 +43,12 @@ def read_layout(name: str) -> RankLayout:
     """Parses the name of a layout such as `ddp+dp2+cp2`.
 
     Raises:
-        argparse.ArgumentTypeError: `name` is no layout.
+        argparse.ArgumentTypeError: `name` is not the name of a layout.
     """
     if found := re.fullmatch(r"(ddp|fsdp2)(?:\+dp([1-9]\d*))?(?:\+cp([1-9]\d*))?", name):
         return RankLayout(name, found[1], int(found[2] or 1), int(found[3] or 1))
     raise argparse.ArgumentTypeError(
-        f"{name!r} is no layout; give one such as {', '.join(DEFAULT)}"
+        f"{name!r} is not the name of a layout; give one such as {', '.join(DEFAULT)}"
     )
 
 

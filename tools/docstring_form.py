@@ -33,7 +33,7 @@ Documented = ast.Module | ast.ClassDef | Function
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a docstring or with a text below a field, and in which line."""
+    """A fault of a docstring or of a text below a field, and its line."""
 
     path: str  # of the file, relative to the tree
     line: int

@@ -97,7 +97,9 @@ def _functions(name: str) -> tuple[Any, Any, Any]:
         target = resolve_name(name if ":" in name else f"{name}:")
         return target.build, target.batches, target.forward_loss
     except Exception as error:  # whatever the module's own code raises
-        raise RefusedModuleError(f"its functions cannot be imported: {error!r}") from error
+        raise RefusedModuleError(
+            f"{name} cannot be imported: {error!r}; it must define build, batches and forward_loss"
+        ) from error
 
 
 def _run(functions: Any, layout: RankLayout, one: Run | None, *, rank: int, meeting: str) -> Run:
@@ -149,7 +151,7 @@ def _refuse_others(every: list[dict[str, str]], start: dict[str, str], layout: R
     """
     for rank, mine in enumerate(every):
         if names := [name for name in start | mine if mine.get(name) != start.get(name)]:
-            where = f"on rank {rank} of {layout.name} than in one process"
+            where = f"on rank {rank} of {layout.name} than in one process; make it return the same"
             raise RefusedModuleError(f"build gives {names[0]} other values {where}")
 
 
@@ -190,7 +192,7 @@ def _backward(found: Any) -> float:
     of ranks, because DDP and FSDP2 average gradients.
 
     Raises:
-        RefusedModuleError: `found` is no sum and count, or the counts add up to 0.
+        RefusedModuleError: `found` is not a pair of a sum and a count, or the counts add up to 0.
     """
     pair = found if isinstance(found, (tuple, list)) else [found]
     if len(pair) != 2 or not isinstance(pair[0], Tensor) or pair[0].numel() != 1:
@@ -201,7 +203,10 @@ def _backward(found: Any) -> float:
     sums = torch.tensor([pair[0].item(), float(pair[1])], dtype=torch.float64)
     dist.all_reduce(sums)
     if not sums[1] > 0:
-        raise RefusedModuleError(f"the counts of forward_loss add up to {sums[1]:g}")
+        raise RefusedModuleError(
+            f"the counts of forward_loss add up to {sums[1]:g} over all ranks; return"
+            " the number of terms of each sum, which must be above 0"
+        )
     (pair[0].sum() * (dist.get_world_size() / sums[1].item())).backward()
     return (sums[0] / sums[1]).item()
 

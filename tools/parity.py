@@ -53,7 +53,9 @@ def record(tree: Path, folder: Path, names: Sequence[str], *, jobs: int) -> None
     (folder / "results").mkdir(parents=True)
     found = ask(tree, folder, "import dit; print(dit.__file__)").strip()
     if not Path(found).is_relative_to(tree):
-        raise SystemExit(f"{tree} has no package `dit`: Python finds {found}")
+        raise SystemExit(
+            f"{tree} has no package `dit`: Python finds {found}; give the folder of a checkout"
+        )
     keep(folder, "packing", pack_data(tree, folder))
     with ThreadPoolExecutor(jobs) as pool:
         for name, seconds in pool.map(partial(record_run, tree, folder), names):

@@ -144,7 +144,7 @@ def _defined(source: Source) -> Iterator[str]:
 
 
 def _used(source: Source, ours: set[str]) -> set[str]:
-    """Private names of others that a file uses.
+    """Private names of dependencies that a file uses.
 
     It may look them up, import or override them, or use them as keys of saved states. `ours` are
     the names that the tree itself defines.

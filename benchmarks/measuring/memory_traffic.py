@@ -1,6 +1,6 @@
 """Counts the bytes that operations of a network read and write, on tensors without values.
 
-1. OperationCounter   counts each operation that is no view: bytes of its inputs and outputs
+1. OperationCounter   counts each operation except views: bytes of its inputs and outputs
 2. layer_traffic      forward and backward pass of one layer: the difference between a network of
                       two layers and one of one layer
 

@@ -102,7 +102,7 @@ class Fill:
     milliseconds: float
     """Mean time to choose the samples of a pack, in milliseconds."""
     longest_wait: int
-    """Largest number of samples that arrived between a sample and the pack that it was put into."""
+    """Largest number of later samples that arrived before a waiting sample was put into a pack."""
 
 
 def packs(
@@ -196,7 +196,7 @@ class Steps:
     fill: float
     """Real tokens over capacity, as the mean of all packs."""
     longest_wait: int
-    """Largest number of samples that arrived between a sample and the step that trains on it."""
+    """Largest number of later samples that arrived before a waiting sample was trained on."""
 
 
 def simulated_steps(

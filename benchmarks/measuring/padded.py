@@ -192,8 +192,8 @@ def _form(model: ModelConfig) -> DiffusersForm:
     form = diffusers_form(model)
     if form.run_stacked is None:
         raise ValueError(
-            f"model.family={model.family} is not compared: its Diffusers form has no"
-            " run_stacked (dit/models/family.py)"
+            f"model.family={model.family} is not compared: its Diffusers form has no run_stacked"
+            " (dit/models/family.py); choose another family, such as dit or flux"
         )
     return form
 

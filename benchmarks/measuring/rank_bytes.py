@@ -141,7 +141,10 @@ def _sent(name: str, args: tuple[Any, ...]) -> int:
             return _nbytes(args[0])
         case "barrier":
             return 0
-    raise NotImplementedError(f"bytes of c10d::{name}")
+    raise NotImplementedError(
+        f"the bytes that c10d::{name} sends are unknown; add a case for it to _sent in"
+        " benchmarks/measuring/rank_bytes.py"
+    )
 
 
 def _nbytes(tensors: Any) -> int:

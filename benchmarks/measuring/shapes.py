@@ -57,7 +57,7 @@ def shape_keys(shape: str, size: str = SIZES[0]) -> list[str]:
         ValueError: no shape has this name.
     """
     if shape not in SHAPES:
-        raise ValueError(f"no shape is named {shape}; there are {', '.join(SHAPES)}")
+        raise ValueError(f"no shape is named {shape}; choose one of {', '.join(SHAPES)}")
     networks, samples = SHAPES[shape]
     which = SIZES.index(size)
     names = ("frames", "height", "width", "text_length")

@@ -34,7 +34,7 @@ Figures = dict[str, float]
 def take_turns(
     runs: Mapping[str, RunConfig], *, rounds: int, **measured: Any
 ) -> dict[str, list[Figures]]:
-    """Runs each of `runs` once in every round; returns the figures of its turns by its name.
+    """Runs each of `runs` once in every round; returns a list of figures, one per round, by name.
 
     `measured` are further arguments of `measure_steps`. All ranks must call it.
     """

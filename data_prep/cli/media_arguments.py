@@ -24,7 +24,9 @@ def minutes(text: str) -> float:
     try:
         number = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: give minutes, such as 40") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of minutes; give one such as 40"
+        ) from None
     if not 0 <= number <= 1e6:
         raise argparse.ArgumentTypeError(f"{text} must lie in 0 to 1,000,000 minutes, such as 40")
     return number
@@ -41,15 +43,15 @@ def opaque(text: str) -> str:
         return colour(text)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no opaque colour; give a name, such as black, #rrggbb, or levels from 0"
-            " to 255, such as rgb(255,128,0)"
+            f"{text!r} is not an opaque colour; give a name, such as black, #rrggbb, or levels"
+            " from 0 to 255, such as rgb(255,128,0)"
         ) from None
 
 
 def at_least_one(text: str) -> int:
     """Parses a whole number of at least 1; a `type` for argparse."""
     if (number := whole(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+        raise argparse.ArgumentTypeError(f"{text} is too small; give a whole number of at least 1")
     return number
 
 
@@ -59,7 +61,7 @@ def integers(text: str) -> tuple[int, ...]:
         return tuple(whole(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r}: give whole numbers, such as 17,33,65"
+            f"{text!r} is not a list of whole numbers; give one such as 17,33,65"
         ) from None
 
 

@@ -229,7 +229,7 @@ def _shards(folder: Path) -> list[str]:
         return automodel_files(folder, index_of(folder))
     except UnusableError as error:
         raise PrepError(
-            f"{folder / INDEX} is no index of AutoModel: {error}; give a folder that AutoModel"
+            f"{folder / INDEX} is not an index of AutoModel: {error}; give a folder that AutoModel"
             " wrote"
         ) from None
 
@@ -263,7 +263,9 @@ def _local(folder: Path, row: Any) -> Path:
     """
     path = automodel_file(folder, row)
     if path is None:
-        raise UnusableError(f"{row['cache_file']:.300} is not there; restore it")
+        raise UnusableError(
+            f"{row['cache_file']:.300} does not exist; copy it from the cache again"
+        )
     return path
 
 

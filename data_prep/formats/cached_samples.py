@@ -86,7 +86,10 @@ def read_tars(
                 name = f"{path.stem}/{key}"
                 yield read_or_refuse(name, partial(record, name, key, parts))
         except (tarfile.TarError, OSError) as error:
-            detail = f"the rest of the tar is unread: {type(error).__name__}: {explained(error)}"
+            detail = (
+                f"the rest of the tar is unread ({type(error).__name__}: {explained(error)}); copy"
+                " or write the tar again"
+            )
             yield RefusedRecord(source=path.name, reason=Reason.UNREADABLE, detail=detail)
 
 
@@ -94,7 +97,7 @@ def read_shards(folder: Path) -> Iterator[CachedSample]:
     """Yields every sample of the packed dataset in `folder`, shard by shard.
 
     Raises:
-        PrepError: the folder is no dataset, or a shard is damaged.
+        PrepError: the folder is not a dataset, or a shard is damaged.
     """
     for name in shard_counts(folder):
         key = ""
@@ -119,7 +122,7 @@ def load_untrusted(content: Path | bytes) -> Any:
     """Unpickles what `torch.save` or pickle wrote, from a file or from bytes, without running code.
 
     Raises:
-        OSError: `content` is no regular file, or cannot be read.
+        OSError: `content` is not a regular file, or cannot be read.
         RefusedError: `content` holds more than tensors and plain values.
     """
     if isinstance(content, Path):
@@ -139,7 +142,8 @@ def checked_description(about: Any) -> dict[str, Any]:
     """
     if not isinstance(about, Mapping):
         raise RefusedError(
-            Reason.UNREADABLE, f"its description is a {type(about).__name__}, not an object"
+            Reason.UNREADABLE,
+            f"its .json holds a {type(about).__name__}, not an object; write the sample again",
         )
     for name in ("caption", "source"):
         if not isinstance(about.get(name), str):
@@ -157,7 +161,9 @@ def checked_description(about: Any) -> dict[str, Any]:
 
 
 def _odd(name: str, about: Mapping[str, Any], wanted: str) -> RefusedError:
-    return RefusedError(Reason.UNREADABLE, f"{name}={about.get(name)!r:.100} is not {wanted}")
+    return RefusedError(
+        Reason.UNREADABLE, f"{name}={about.get(name)!r:.100} is not {wanted}; correct it"
+    )
 
 
 def padded(text_LE: Tensor, rows: int) -> Tensor:
@@ -166,7 +172,7 @@ def padded(text_LE: Tensor, rows: int) -> Tensor:
 
 
 def to_text(value: Any) -> Tensor:
-    """The text [L, E] in the `value` of a cache, without rows of zeros at its end.
+    """The text [L, E] in `value`, an entry of a cache, without rows of zeros at its end.
 
     It raises the errors of `numbers`.
     """
@@ -174,19 +180,25 @@ def to_text(value: Any) -> Tensor:
 
 
 def numbers(value: Any, axes: str, *, what: str) -> Tensor:
-    """The tensor in a `value` of a cache, with its axes in the order `axes`.
+    """The tensor in `value`, an entry of a cache, with its axes in the order `axes`.
 
     `axes` is CFHW for a latent, LE for hidden states of an encoder, E for a pooled text. `value`
     may have a batch axis as well, and a latent may lack the frame axis. `what` names the tensor in
     messages.
 
     Raises:
-        UnusableError: `value` is no tensor with these axes.
+        UnusableError: `value` is not a tensor with these axes.
         RefusedError: the tensor is empty, or holds NaN or Inf.
     """
     tensor = with_axes(value, axes, what=what)
     if tensor.numel() == 0:
-        raise RefusedError(Reason.UNREADABLE, f"the {what} {list(tensor.shape)} has no numbers")
+        raise RefusedError(
+            Reason.UNREADABLE,
+            f"the {what} {list(tensor.shape)} has no numbers; encode the sample again",
+        )
     if not torch.isfinite(tensor).all():
-        raise RefusedError(Reason.NOT_FINITE, f"the {what} {list(tensor.shape)} has NaN or Inf")
+        raise RefusedError(
+            Reason.NOT_FINITE,
+            f"the {what} {list(tensor.shape)} has NaN or Inf; encode the sample again",
+        )
     return tensor

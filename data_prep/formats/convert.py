@@ -124,7 +124,7 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
             --max_bad_fraction of its samples is refused.
     """
     if not args.folder.is_dir():
-        what = "no folder" if args.folder.exists() else "not there"
+        what = "not a folder" if args.folder.exists() else "missing"
         raise PrepError(f"{args.folder} is {what}; give the folder that the other tool wrote")
     of_mlperf = holds_mlperf(args.folder)
     if args.link and not of_mlperf:
@@ -306,7 +306,8 @@ class _CheckedRows:
         if widths != self.widths:
             found = (
                 f"it has {widths['channels']} latent channels and text width {widths['text']}; the"
-                f" samples before it have {self.widths['channels']} and {self.widths['text']}"
+                f" samples before it have {self.widths['channels']} and {self.widths['text']};"
+                " convert samples of other models separately"
             )
             return RefusedRecord(source=record.file, reason=Reason.OTHER_MODEL, detail=found)
         self.names |= tensors.keys()
@@ -363,7 +364,7 @@ def _converted(record: CachedSample, whitened_by: Codec | None) -> CachedSample 
     tensors = {name: t.to(dtypes.get(name, t.dtype)) for name, t in tensors.items()}
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
-            detail = f"the {name} has numbers beyond {tensor.dtype}"
+            detail = f"the {name} has numbers beyond {tensor.dtype}; encode the sample again"
             return RefusedRecord(source=record.file, reason=Reason.NOT_FINITE, detail=detail)
     return replace(
         record, tensors=tensors, about={"format_version": FORMAT_VERSION, **record.about}

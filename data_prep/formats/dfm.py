@@ -176,7 +176,8 @@ def _record(name: str, key: str, parts: dict[str, bytes]) -> CachedSample:
     known |= {"original_height": height, "original_width": width, "num_frames": latent.shape[1]}
     if not isinstance(about, dict):
         raise RefusedError(
-            Reason.UNREADABLE, f".json holds a {type(about).__name__}, not an object"
+            Reason.UNREADABLE,
+            f".json holds a {type(about).__name__}, not an object; write the sample again",
         )
     return CachedSample(
         key=key if re.fullmatch(r"[A-Za-z0-9_-]{1,80}", key) else key_of(name),

@@ -40,7 +40,7 @@ def export(folder: Path, *, form: str, shard_size: int) -> ExportedSamples:
     `form` is a value of --output_format: dfm, parquet, meta or pt.
 
     Raises:
-        PrepError: the folder is no dataset.
+        PrepError: the folder is not a dataset.
         CodecError: the dataset has no card that can be read.
     """
     card, left_out = read_card(folder), Counter[str]()
@@ -114,7 +114,8 @@ def _counted(
 def _whitening_of(card: dict[str, Any]) -> Whitening | None:
     """The latents' whitening that the dataset's `card` records.
 
-    None for codecs whose whitening is measured on each dataset: other tools have no place for it.
+    The result is None for codecs whose whitening is measured on each dataset, because the formats
+    of other tools cannot hold it.
 
     Raises:
         CodecError: the card names no known codec.

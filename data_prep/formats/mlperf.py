@@ -80,14 +80,16 @@ def _description(parts: Mapping[str, bytes]) -> dict[str, Any]:
     """The `.json` of a sample with the files `parts`, of which all others may be empty.
 
     Raises:
-        ValueError: a file is missing, or the `.json` is no object, or has no valid noise level.
+        ValueError: a file is missing, or the `.json` is not an object, or has no valid noise level.
     """
     if missing := {"json", *(one.part for one in MLPERF.values())}.difference(parts):
         found = ", ".join(f".{part}" for part in parts) or "nothing"
-        raise UnusableError(f"there is no .{min(missing)}, only {found}")
+        raise UnusableError(f"there is no .{min(missing)}, only {found}; write the sample again")
     about = parse_json(parts["json"])
     if not isinstance(about, dict):
-        raise UnusableError(f".json holds a {type(about).__name__}, not an object")
+        raise UnusableError(
+            f".json holds a {type(about).__name__}, not an object; write the sample again"
+        )
     level_index(about)
     return about
 
@@ -153,5 +155,8 @@ def _outline(path: Path) -> tuple[list[int], list[int]]:
             raise UnusableError(f"key {key}: {error}") from error
         levels += [] if level is None else [level]
     if levels and len(levels) != len(ends) - 1:
-        raise UnusableError(f"{len(levels)} of its {len(ends) - 1} samples have a `timestep`")
+        raise UnusableError(
+            f"{len(levels)} of its {len(ends) - 1} samples have a `timestep`, and all or none must"
+            " have one; pack training and validation samples into separate tars"
+        )
     return ends, levels

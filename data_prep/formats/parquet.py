@@ -128,7 +128,10 @@ def read_parquet(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
                         yield read_or_refuse(name, partial(_record, row))
         # Text that is no UTF-8 and huge sizes raise errors when rows become Python objects.
         except (arrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
-            detail = f"the rest of the file is unread: {type(error).__name__}: {explained(error)}"
+            detail = (
+                f"the rest of the file is unread ({type(error).__name__}: {explained(error)});"
+                " copy or write the file again"
+            )
             yield RefusedRecord(source=path.name, reason=Reason.UNREADABLE, detail=detail)
 
 
@@ -146,7 +149,8 @@ def _record(row: dict[str, Any]) -> CachedSample:
         tensors |= _condition(tensors["first_frame_latent"], frames=tensors["latent"].shape[1])
     if not isinstance(row.get("id"), str | int):
         raise RefusedError(
-            Reason.UNREADABLE, f"id={row.get('id')!r:.100}; give a text or a whole number"
+            Reason.UNREADABLE,
+            f"id={row.get('id')!r:.100} is neither a text nor a whole number; write one of these",
         )
     about = _about(row, latent_frames=tensors["latent"].shape[1])
     return CachedSample(
@@ -193,7 +197,8 @@ def _tensor(row: dict[str, Any], name: str) -> Tensor:
     if not all(type(n) is int and n >= 0 for n in shape) or len(shape) > _MOST_AXES:
         raise RefusedError(
             Reason.UNREADABLE,
-            f"{name}_shape={shape!r:.100}; give at most {_MOST_AXES} whole numbers, none below 0",
+            f"{name}_shape={shape!r:.100} is not the shape of a tensor; write at most {_MOST_AXES}"
+            " whole numbers, none below 0",
         )
     # Bytes for float32 are read as float32, even if the type column says otherwise: FastVideo's
     # reader does the same.

@@ -78,20 +78,22 @@ def shard_counts(folder: Path) -> dict[str, int]:
         content = parse_json(path.read_bytes())
     except OSError:
         raise PrepError(
-            f"{folder} has no {META}/.info.json: it is no dataset, or packing was interrupted;"
+            f"{folder} has no {META}/.info.json: it is not a dataset, or packing was interrupted;"
             " give the --output_dir of a finished packing, or run the interrupted command again"
         ) from None
     except ValueError as error:
-        raise _damaged(path, f"it is no JSON: {error}") from None
+        raise _damaged(path, f"it is not JSON: {error}") from None
     counts = content.get("shard_counts") if isinstance(content, dict) else None
     if not isinstance(counts, dict):
         raise _damaged(path, "it has no object 'shard_counts' with the samples of each shard")
     for name, count in counts.items():
         if not _is_inside(name):
-            raise _damaged(path, f"{short_repr(name)} in 'shard_counts' is no file below it")
+            raise _damaged(
+                path, f"{short_repr(name)} in 'shard_counts' is not a path below the folder"
+            )
         if type(count) is not int or count < 0:
             held = f"{short_repr(name)}: {short_repr(count)} in 'shard_counts'"
-            raise _damaged(path, f"{held} is no number of samples")
+            raise _damaged(path, f"{held} is not a number of samples")
     return counts
 
 
@@ -254,7 +256,8 @@ def _members(
             content = tar.extractfile(member) if member.size <= size else None
             if content is None:
                 raise tarfile.ReadError(
-                    f"{member.name!r} has {member.size} bytes by its header, the whole shard {size}"
+                    f"{member.name!r} has {member.size} bytes by its header, and the whole shard"
+                    f" only {size}"
                 )
             yield member, content.read() if member.name.endswith(ending) else b""
         elif not member.isdir():
@@ -263,7 +266,9 @@ def _members(
     assert tar.fileobj is not None
     tar.fileobj.seek(tar.offset)
     if tar.fileobj.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
-        raise tarfile.ReadError(f"neither header nor end at byte {tar.offset}")
+        raise tarfile.ReadError(
+            f"byte {tar.offset} begins neither a header nor the end of the archive"
+        )
 
 
 def _check_sample(

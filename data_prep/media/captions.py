@@ -192,7 +192,7 @@ class Captions:
             content = parse_json(self._text(sidecar), pairs=JsonObject)
         except ValueError as error:
             raise RefusedError(
-                Reason.BAD_CAPTION, f"{sidecar} is no JSON: {error}; correct it"
+                Reason.BAD_CAPTION, f"{sidecar} is not JSON: {error}; correct it"
             ) from error
         if not isinstance(content, JsonObject):
             why = f"{sidecar} holds {short_repr(content)}; write an object with the field"
@@ -229,7 +229,7 @@ def weight_of(fields: Mapping[str, Any], path: str) -> float | None:
     `path` names the JSON file or table row of these fields in messages.
 
     Raises:
-        RefusedError: the value is no number from 0 to 1,000,000.
+        RefusedError: the value is not a number from 0 to 1,000,000.
     """
     value = fields.get("loss_weight")
     if value is None or value == "":
@@ -279,12 +279,13 @@ def read_regular_file(path: Path) -> bytes:
 
     Raises:
         OSError: the file cannot be read.
-        RefusedError: the path is no regular file.
+        RefusedError: the path is not a regular file.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise RefusedError(
             Reason.BAD_CAPTION,
-            f"{path.name} is no regular file, but a folder, pipe or device; remove or replace it",
+            f"{path.name} is not a regular file, but a folder, pipe or device; remove or replace"
+            " it",
         )
     return path.read_bytes()
 
@@ -293,7 +294,7 @@ def decode_utf8(content: bytes, *, errors: str = "strict") -> str:
     """Decodes UTF-8, with or without a byte order mark; `errors` is that of `bytes.decode`.
 
     Raises:
-        ValueError: the bytes are no UTF-8.
+        ValueError: the bytes are not UTF-8.
     """
     # Latin letters have zeros in UTF-16 and UTF-32, whether or not a byte order mark says so.
     if content.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in content[:4]:

@@ -133,12 +133,12 @@ class FrameRule:
             if not fitting:
                 raise RefusedError(
                     Reason.TOO_SHORT,
-                    f"{available} frames{until}, fewer than {min(self.buckets)}, the least of"
-                    " --frame_buckets; add a smaller one",
+                    f"it has {available} frames{until}, fewer than {min(self.buckets)}, the least"
+                    " of --frame_buckets; add a smaller one",
                 )
             return max(fitting)
         if self.drop_short and self.count is not None and available < self.count:
-            why = f"{available} frames{until}, fewer than {self.count}"
+            why = f"it has {available} frames{until}, fewer than --target_frames {self.count}"
             raise RefusedError(
                 Reason.TOO_SHORT, f"{why}; leave --drop_short out to pack what there is"
             )

@@ -137,7 +137,7 @@ def open_media(file: Path | BinaryIO) -> Iterator[BinaryIO]:
     """Opens `file` for reading in binary; a stream is yielded as it is.
 
     Raises:
-        RefusedError: the file is empty, is no regular file, or cannot be read.
+        RefusedError: the file is empty, is not a regular file, or cannot be read.
     """
     if not isinstance(file, Path):
         yield file
@@ -145,9 +145,9 @@ def open_media(file: Path | BinaryIO) -> Iterator[BinaryIO]:
     try:
         status = file.stat()
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
-            raise RefusedError(Reason.UNREADABLE, "it is no regular file")
+            raise RefusedError(Reason.UNREADABLE, "it is not a regular file; remove or replace it")
         if status.st_size == 0:
-            raise RefusedError(Reason.EMPTY, "0 bytes")
+            raise RefusedError(Reason.EMPTY, "it has 0 bytes; copy or download it again")
         stream = file.open("rb")
     except OSError as error:
         raise RefusedError(Reason.UNREADABLE, reason(error)) from error
@@ -163,14 +163,18 @@ def _damage_refused(stream: BinaryIO) -> Iterator[None]:
         stream.seek(0)
         head = stream.read(HEAD)
         if begins_as_image(head):
-            raise RefusedError(Reason.DAMAGED, "its header cannot be read") from error
+            raise RefusedError(
+                Reason.DAMAGED, "its header cannot be read; copy or download it again"
+            ) from error
         what = what_it_is(head) or "it is of another kind, or cut short; convert it to JPEG or PNG"
         raise RefusedError(Reason.NO_IMAGE, what) from error
     except Image.DecompressionBombError as error:
         size = str(error).partition(", could be")[0]  # without what it says about attacks
         raise RefusedError(Reason.TOO_LARGE, f"{size}; scale it down") from error
     except Exception as error:  # damage makes Pillow raise errors of any type
-        raise RefusedError(Reason.DAMAGED, f"{type(error).__name__}: {error}") from error
+        raise RefusedError(
+            Reason.DAMAGED, f"{type(error).__name__}: {error}; copy or download it again"
+        ) from error
 
 
 def _decode(stream: BinaryIO) -> Image.Image:
@@ -233,7 +237,7 @@ def what_it_is(head: bytes) -> str | None:
         if re.match(pattern, head, re.DOTALL):
             return words
     if head and head.isascii() and not re.search(rb"[\x00-\x08\x0e-\x1f]", head):
-        return "it is text, not a picture or video"
+        return "it is text, not a picture or video; remove or replace it"
     return None
 
 

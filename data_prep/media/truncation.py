@@ -170,7 +170,7 @@ def _asf_end(stream: BinaryIO) -> int | None:
 def _transport_end(stream: BinaryIO, head: bytes, size: int) -> int | None:
     """The byte at which the last packet of an MPEG transport stream should end, if it is cut.
 
-    None if no packet is cut, or if the file is no transport stream. Packets have 188, 192 or 204
+    None if no packet is cut, or if the file is not a transport stream. Packets have 188, 192 or 204
     bytes; their number is not stored.
     """
     for length in (_TS, 192, 204):

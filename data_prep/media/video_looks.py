@@ -106,7 +106,9 @@ def frames_decoded(file: Path | BinaryIO, decode: Decode, most: int | None = Non
                 change = Change(len(times), f"from {first.look} to {look}")
             times.append(frame.pts)
     if first is None:
-        raise RefusedError(Reason.VIDEO_DAMAGED, "no frame of the video can be decoded")
+        raise RefusedError(
+            Reason.VIDEO_DAMAGED, "no frame of the video can be decoded; copy or convert it again"
+        )
     return Decoded(first, times, change)
 
 

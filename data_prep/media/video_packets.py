@@ -101,7 +101,7 @@ def _film_of(container: Any) -> Any:
     film = first_film(container)
     if film is None:
         sound = "sound without pictures" if container.streams.audio else "no video stream"
-        raise RefusedError(Reason.NO_VIDEO, f"it holds {sound}")
+        raise RefusedError(Reason.NO_VIDEO, f"it holds {sound}; remove it, or give a video")
     if film.codec_context is None:
         raise RefusedError(Reason.NO_VIDEO, "its codec is unknown; convert it to H.264")
     if not film.time_base:
@@ -122,7 +122,9 @@ def check_whole(file: Path | BinaryIO) -> bool:
     with open_media(file) as stream:
         missing = missing_bytes(stream)
     if missing:
-        raise RefusedError(Reason.VIDEO_DAMAGED, f"at least {missing} bytes are missing")
+        raise RefusedError(
+            Reason.VIDEO_DAMAGED, f"at least {missing} bytes are missing; copy or download it again"
+        )
     return missing is not None
 
 
@@ -152,10 +154,11 @@ def scan(
         # Packets before the first key frame are not needed.
         if packet.is_corrupt and any(info.is_key for info in packets):
             raise RefusedError(
-                Reason.VIDEO_DAMAGED, f"the data of frame {len(packets)} are cut short"
+                Reason.VIDEO_DAMAGED,
+                f"the data of frame {len(packets)} are cut short; copy or download it again",
             )
     if not any(not info.is_hidden for info in packets):
-        raise RefusedError(Reason.VIDEO_DAMAGED, "it holds no frame")
+        raise RefusedError(Reason.VIDEO_DAMAGED, "it holds no frame; remove or replace it")
     return PacketScan(
         packets=tuple(packets),
         end_of_others=end,

@@ -119,7 +119,7 @@ def timeline(file: Path | BinaryIO) -> Timeline:
     The times come from its packets if these tell them all; else every frame is decoded.
 
     Raises:
-        RefusedError: the file is no video, holds no frame, or ends before it should.
+        RefusedError: the file is not a video, holds no frame, or ends before it should.
     """
     is_whole = check_whole(file)
     with open_video(file) as (container, video):
@@ -131,11 +131,17 @@ def timeline(file: Path | BinaryIO) -> Timeline:
     change = change if by_number else _earlier(change, keys.change, shown)
     stop = len(shown) if change is None else change.at
     if "mpeg" in found.format and (_has_hole(shown[:stop]) or _has_hole(shown[stop:])):
-        raise RefusedError(Reason.VIDEO_DAMAGED, "frames before its last ones are missing")
+        raise RefusedError(
+            Reason.VIDEO_DAMAGED,
+            "frames before its last ones are missing; copy or download it again",
+        )
     end = _end(found, shown, tick)
     ends = max(found.end_of_others, float(end * tick))
     if found.promised_end is not None and ends < found.promised_end - 0.9 / (told or 25) - _SLACK:
-        detail = f"it ends at {ends:.1f} s, its header says {found.promised_end:.1f} s"
+        detail = (
+            f"it ends at {ends:.1f} s, and its header says {found.promised_end:.1f} s; copy or"
+            " download it again"
+        )
         raise RefusedError(Reason.VIDEO_DAMAGED, detail)
     duration = float(((end if change is None else shown[stop]) - shown[0]) * tick)
     if told and abs(stop / told - duration) <= _ROUNDED:
@@ -216,7 +222,9 @@ def _shown(file: Path | BinaryIO, found: PacketScan) -> _Shown:
     for candidates in (found.times, sorted(set(given))):
         if is_counted and len(candidates) == len(times):
             return _Shown(first, candidates, True, change)
-    raise RefusedError(Reason.VIDEO_DAMAGED, "the times of its frames do not rise")
+    raise RefusedError(
+        Reason.VIDEO_DAMAGED, "the times of its frames do not rise; convert it again"
+    )
 
 
 def _earlier(decoded: Change | None, of_keys: Change | None, shown: list[int]) -> Change | None:
@@ -317,7 +325,9 @@ def _pictures(
         where = (
             f"number {wanted[0]}" if by_number else f"at {float(wanted[0] * video.time_base):.3f} s"
         )
-        raise RefusedError(Reason.VIDEO_DAMAGED, f"the frame {where} is missing")
+        raise RefusedError(
+            Reason.VIDEO_DAMAGED, f"the frame {where} is missing; copy or convert it again"
+        )
 
 
 class VideoDecoder(StrEnum):

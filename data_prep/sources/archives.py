@@ -146,7 +146,7 @@ class _Headers:
 
     def read(self, size: int) -> bytes:
         if not 0 <= size <= _MOST_HEADER:
-            raise tarfile.ReadError(f"a header of {size} bytes at byte {self.tell()}")
+            raise tarfile.ReadError(f"the header at byte {self.tell()} claims {size} bytes")
         return self._stream.read(size)
 
     def check_end(self, offset: int) -> None:
@@ -160,7 +160,7 @@ class _Headers:
         self._stream.seek(offset)
         block = self._stream.read(_BLOCK)
         if block.strip(b"\0"):
-            raise tarfile.ReadError(f"it is damaged: byte {offset} begins no header")
+            raise tarfile.ReadError(f"it is damaged, because no header begins at byte {offset}")
         while block and not self.anything_after:
             block = self._stream.read(_CHUNK)
             self.anything_after = bool(block.strip(b"\0"))
@@ -175,7 +175,7 @@ def _members(headers: _Headers) -> Iterator[tarfile.TarInfo]:
         end = tar.offset  # type: ignore[attr-defined]
         whole = member.offset_data + -(-member.size // _BLOCK) * _BLOCK
         if end <= position or (member.isreg() and not member.issparse() and whole != end):
-            raise tarfile.ReadError(f"the header at byte {member.offset} gives no sensible size")
+            raise tarfile.ReadError(f"the header at byte {member.offset} states an impossible size")
         position = end
         yield member
     headers.check_end(tar.offset)  # type: ignore[attr-defined]
@@ -190,5 +190,5 @@ def _compression(stream: BinaryIO) -> str | None:
 
 def _cause(error: Exception) -> str:
     if isinstance(error, tarfile.TarError | OSError):
-        return f"it is no whole tar ({error}); copy or make it again"
-    return f"it is no whole tar (a header is damaged: {type(error).__name__}); make it again"
+        return f"it is not a whole tar ({error}); copy or make it again"
+    return f"it is not a whole tar (a header is damaged: {type(error).__name__}); make it again"

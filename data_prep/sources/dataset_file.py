@@ -68,7 +68,8 @@ def inputs_of(args: Namespace, basis: Input) -> list[Input]:
     folders = content.pop(name, None)
     if not isinstance(folders, list) or not folders:
         raise PrepError(
-            f"--dataset_config {path} needs a list 'directory', each item with a 'path'"
+            f"--dataset_config {path} needs a list 'directory', each item with a 'path'; add one"
+            " such as directory: [{path: photos}]"
         )
     common = checked(str(path), content)
     inputs = []
@@ -201,7 +202,9 @@ def _frame_rule(
 def _in_patches(side: int, multiple: int) -> int:
     if side % multiple:
         near = max(1, round(side / multiple)) * multiple
-        raise ValueError(f"size_buckets: {side} is no multiple of {multiple} pixels; write {near}")
+        raise ValueError(
+            f"size_buckets: {side} is not a multiple of {multiple} pixels; write {near}"
+        )
     return side
 
 

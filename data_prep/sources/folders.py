@@ -263,7 +263,7 @@ class FolderCollection:
             return self.root / where
         archive, start, size = place
         if not size:
-            raise RefusedError(Reason.EMPTY, "0 bytes")
+            raise RefusedError(Reason.EMPTY, "it has 0 bytes; copy or download it again")
         return io.BytesIO(self._bytes(archive, start, size))
 
     def _text(self, where: str) -> bytes:

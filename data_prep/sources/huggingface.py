@@ -210,4 +210,6 @@ def _content(address: str) -> bytes:
         if read_or_refuse < _TRIES:
             time.sleep(wait)
             wait *= 2
-    raise RefusedError(Reason.NOT_FETCHED, f"{address}: {problem}")
+    raise RefusedError(
+        Reason.NOT_FETCHED, f"{address}: {problem}; correct the address, or run the command again"
+    )

@@ -22,7 +22,7 @@ _REMEDIES = {
     "convert them to JPEG or PNG": (
         ".heic .heif .dng .cr2 .cr3 .nef .arw .raf .rw2"  # of cameras
     ),
-    "animations are no clips; convert them to MP4": ".gif .webp .apng",
+    "animations are not read as clips; convert them to MP4": ".gif .webp .apng",
     "captions are read from .txt and .json; rename them": (
         ".caption .captions .cap .tags .tag .text .prompt"
     ),
@@ -143,10 +143,10 @@ def list_media(
     messages.
 
     Raises:
-        PrepError: `root` is no folder, holds neither media nor archives, or cannot be read.
+        PrepError: `root` is not a folder, holds neither media nor archives, or cannot be read.
     """
     if not root.is_dir():
-        raise PrepError(f"{option} {root} is no folder; correct the path")
+        raise PrepError(f"{option} {root} is not a folder; correct the path")
     listing = Listing()
     for path in _walk(root, listing.ignored, {folder.resolve() for folder in without}):
         listing.add(str(path), kinds, elsewhere)

@@ -123,7 +123,7 @@ def _add_lines(rows: Rows, text: str) -> None:
             row = parse_json(line, pairs=JsonObject)
         except json.JSONDecodeError as error:
             rows.add_problem(
-                f"line {number} is no JSON: {error.msg}, column {error.colno}; correct it"
+                f"line {number} is not JSON: {error.msg}, column {error.colno}; correct it"
             )
         except ValueError as error:
             rows.add_problem(f"line {number}: {error}")
@@ -174,7 +174,7 @@ def _add_csv(rows: Rows, text: str) -> None:
         except StopIteration:
             return
         except csv.Error as error:
-            rows.add_problem(f"line {reader.line_num}: {error}")
+            rows.add_problem(f"line {reader.line_num}: {error}; correct it")
             continue
         if reader.line_num == len(lines) and _is_open(lines[start - 1 :], separator):
             rows.add_problem(f"a quote in the row of line {start} is never closed; close it")

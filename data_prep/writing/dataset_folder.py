@@ -67,7 +67,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
     The folder is removed if it stays empty.
 
     Raises:
-        PrepError: another run writes to it, or it is no folder.
+        PrepError: another run writes to it, or it is not a folder.
     """
     if folder.exists() and not folder.is_dir():
         raise PrepError(f"--output_dir {folder} is a file; give a folder")

@@ -158,7 +158,7 @@ class LedgerHeader:
             return None
         except (ValueError, TypeError) as error:
             no_json = isinstance(error, ValueError)
-            why = f"no JSON: {error}" if no_json else "its keys are not those of a packing"
+            why = f"it is not JSON: {error}" if no_json else "its keys are not those of a packing"
             raise PrepError(f"{path} is damaged ({why}); start anew with --overwrite") from None
 
 

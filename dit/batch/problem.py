@@ -12,12 +12,13 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """A weighted regression: weight · mean over C of an error of scale · (network output - target).
+    """A regression of the network's output on targets, with a weight for each sample.
 
-    These fields describe the main stream; `others` has the problem of each other token stream. The
-    error is the square, unless `objective.loss` is set. The network sees only `input_TC` and
-    `level_M`. Padding tokens are zero in `input_TC` and `target_TC`; clean and reference tokens
-    are the latents themselves in `input_TC`, and zero in `target_TC`.
+    The loss of a token is weight * mean over its C numbers of error(scale * (output - target)). The
+    fields describe the main stream; `others` has the problem of each other token stream. The error
+    is the square, unless `objective.loss` is set. The network sees only `input_TC` and `level_M`.
+    Padding tokens are zero in `input_TC` and `target_TC`; clean and reference tokens are the
+    latents themselves in `input_TC`, and zero in `target_TC`.
     """
 
     input_TC: Tensor  # float32, what the network is fed

@@ -26,7 +26,7 @@ def part_of_card(card: dict[str, Any], part: str) -> dict[str, Any]:
     version = card.get("format_version")
     if version != FORMAT_VERSION:
         raise CodecError(
-            f"{CARD_NAME} has format_version {version!r}, and this version of data_prep reads"
+            f"{CARD_NAME} has format_version {version!r}, but this version of data_prep reads"
             f" {FORMAT_VERSION}; use the version that packed the data, or pack it again"
         )
     if not isinstance(card.get(part), dict):
@@ -48,7 +48,9 @@ def read_card(folder: Path) -> dict[str, Any]:
             f"{path} cannot be read ({reason(error)}); give the folder of a packed dataset"
         ) from None
     except ValueError as error:
-        raise CodecError(f"{path} is no JSON ({error}); pack the data again") from None
+        raise CodecError(f"{path} is not JSON ({error}); pack the data again") from None
     if not isinstance(card, dict):
-        raise CodecError(f"{path} holds no JSON object; pack the data again")
+        raise CodecError(
+            f"{path} holds a {type(card).__name__}, not a JSON object; pack the data again"
+        )
     return card

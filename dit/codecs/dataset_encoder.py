@@ -99,7 +99,7 @@ class Registry(dict[str, type[E]], Generic[E]):
     def of_card(self, card: dict[str, Any], location: ModelLocation | None = None) -> E:
         """Builds the encoder that a dataset card describes.
 
-        `location` says where its model is now; None: as in the card.
+        `location` says where its model is now; with None, it is where the card says.
 
         Raises:
             CodecError: the card names no known encoder, lacks a setting, or its model is missing.

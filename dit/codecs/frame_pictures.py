@@ -99,7 +99,7 @@ def decode_packets(packets: Iterator[Any], video: Any) -> Iterator[Any]:
         for frame in packet.decode():
             if frame.is_corrupt or (decoder is not None and frame.pts not in clear):
                 when = "" if frame.time is None else f" at {frame.time:.3f} s"
-                raise ValueError(f"a frame{when} is damaged")
+                raise ValueError(f"a frame{when} is damaged; replace the file, or cut the video")
             if decoder is not None:
                 frame.opaque = clear[frame.pts]
             yield frame
@@ -187,7 +187,7 @@ class Look(NamedTuple):
     size: tuple[int, int]  # width, height as stored
     aspect: Fraction  # of a pixel, width to height
     turn: Image.Transpose | None
-    tells_turn: bool  # a stream may tell it with its first frame alone
+    tells_turn: bool  # whether the frame states `turn`; in some streams only the first frame does
 
     def differs(self, first: Look) -> bool:
         """Whether this frame cannot belong to a clip whose first frame has the look `first`."""
@@ -252,7 +252,8 @@ def _square(frame: Any, video: Any) -> tuple[int, int]:
     size = max(1, round(frame.width * (aspect or 1))), frame.height
     if size[0] * size[1] > LARGEST:
         raise ValueError(
-            f"{size[0]} x {size[1]} pixels are more than {LARGEST}; scale the video down"
+            f"a frame of {size[0]} x {size[1]} pixels has more than {LARGEST} pixels; scale the"
+            " video down"
         )
     return size
 
@@ -270,6 +271,8 @@ def upright_pictures(container: Any, video: Any) -> Iterator[Image.Image]:
         first = first or look
         if look.differs(first):
             when = "later" if frame.time is None else f"at {frame.time:.3f} s"
-            raise ValueError(f"its pictures change from {first} to {look} {when}: cut it there")
+            raise ValueError(
+                f"its pictures change from {first} to {look} {when}: cut the video there"
+            )
         picture = to_rgb(picture_of(frame, video))
         yield picture if first.turn is None else picture.transpose(first.turn)

@@ -105,7 +105,9 @@ def _matrix_profile(xy: Sequence[float], light: np.ndarray) -> bytes:
     try:
         columns = _adapted_columns(np.reshape(xy, (4, 2)))
     except np.linalg.LinAlgError as error:
-        raise ValueError(f"{xy} are no primaries") from error
+        raise ValueError(
+            f"the chromaticities {xy} cannot be those of three primaries and white"
+        ) from error
     curve = b"curv\0\0\0\0" + struct.pack(">I256H", 256, *np.rint(65535 * light).astype(int))
     tags = dict[bytes, bytes]()
     for letter, column in zip((b"r", b"g", b"b"), columns.T, strict=True):
@@ -183,7 +185,9 @@ def _transform(profile: bytes) -> ImageCms.ImageCmsTransform | None:
         found = ImageCms.buildTransform(opened, _srgb(), mode, "RGB", flags=flags)
         return found if _moves(found, mode) else None
     except (ImageCms.PyCMSError, OSError) as error:
-        raise ValueError(f"its colour profile cannot be read ({error}); save it as sRGB") from error
+        raise ValueError(
+            f"its colour profile cannot be read ({error}); save the picture as sRGB"
+        ) from error
 
 
 @cache

@@ -175,8 +175,8 @@ def _by_nclx(primaries: int, transfer: int) -> _Told:
 def _by_gamma(gamma: float | None, xy: tuple[float, ...] | None) -> _Told | None:
     """The colours by PNG's chunks `gAMA` and `cHRM` (`xy`).
 
-    As in browsers, `cHRM` alone does not count. None if there is no `gAMA`, or if it stands alone
-    and is that of sRGB.
+    As in browsers, `cHRM` alone does not count. The result is None if there is no `gAMA`, or if
+    there is no `cHRM` and `gAMA` is that of sRGB.
     """
     if not gamma or (xy is None and abs(gamma / _GAMMA - 1) < _NEAR):
         return None
@@ -280,7 +280,7 @@ def _avif_colours(stream: IO[bytes]) -> list[bytes]:
 def _av1_colours(stream: IO[bytes]) -> list[tuple[int, int]]:
     """(primaries, transfer) in the AV1 headers of an AVIF file, where specified (section 5.5.2).
 
-    Empty if PyAV is not installed, or if the file is damaged.
+    The list is empty if PyAV is not installed, or if the file is damaged.
     """
     try:
         import av.error

@@ -156,8 +156,9 @@ def model_config_of(part: PipelineComponent) -> Any:
     # Diffusers loads another class without an error, and leaves what is missing at random values.
     if (found := config.get("_class_name", part.kind)) != part.kind:
         raise CodecError(
-            f"--model_name {part.model}: {part.subfolder}/ is {found}, and {part.kind} is needed;"
-            " give the processor of this model, or a model of this processor"
+            f"--model_name {part.model}: {part.subfolder}/ is of class {found}, but the processor"
+            f" needs {part.kind}; give the --processor of this model, or the --model_name of"
+            " another one"
         )
     return config
 
@@ -193,8 +194,8 @@ def stored_class(part: PipelineComponent, known: tuple[str, ...]) -> str:
         raise _unusable(part, error) from None
     if (found := config.get("_class_name")) not in known:
         raise CodecError(
-            f"--model_name {part.model}: {part.subfolder}/ is {found}, and {' or '.join(known)} is"
-            " needed; give the pipeline of this processor"
+            f"--model_name {part.model}: {part.subfolder}/ is of class {found}, but the processor"
+            f" needs {' or '.join(known)}; give the pipeline of this processor"
         )
     return found
 
@@ -218,7 +219,7 @@ def has_component(part: PipelineComponent) -> bool:
 def pipeline_class(part: PipelineComponent) -> str | None:
     """The class name in model_index.json of the pipeline that has the component.
 
-    None if a local folder has no such file, or if the file names no class.
+    The result is None if a local folder has no such file, or if the file names no class.
 
     Raises:
         CodecError: the index cannot be read.
@@ -260,8 +261,8 @@ _visitors: dict[str, list[Any]] = {}
 def visits(device: str) -> Iterator[None]:
     """A context in which networks stay in host memory until `load` moves them to `device`.
 
-    When it ends they return to host memory. This frees GPU memory, and the networks need not be
-    read from disk again.
+    When the context ends, the networks return to host memory. This frees GPU memory, and the
+    networks need not be read from disk again.
     """
     import torch
 

@@ -76,9 +76,9 @@ def colour(text: str) -> str:
     """
     levels = ImageColor.getrgb(text)
     if not all(0 <= level <= 255 for level in levels):  # Pillow takes rgb(300,0,0)
-        raise ValueError(f"{text} has levels outside of 0 to 255")
+        raise ValueError(f"{text} has levels outside of 0 to 255; give a colour as #rrggbb")
     if levels[3:] not in ((), (255,)):
-        raise ValueError(f"{text} is not opaque")
+        raise ValueError(f"{text} is not opaque; give a colour without alpha, as #rrggbb")
     name = "#{:02x}{:02x}{:02x}".format(*levels)
     return WHITE if name == "#ffffff" else name
 
@@ -156,7 +156,10 @@ def _with_transparency(image: Image.Image) -> Image.Image:
         coloured.putalpha(clear.getchannel("A"))
         return coloured
     except ValueError as error:
-        raise ValueError(f"mode {image.mode}: {error}") from error
+        raise ValueError(
+            f"a picture of mode {image.mode} cannot be converted to RGB ({error}); save it as 8-bit"
+            " sRGB"
+        ) from error
 
 
 def is_transparent(image: Image.Image) -> bool:
@@ -208,7 +211,8 @@ def _from_numbers(image: Image.Image, profile: bytes | None = None) -> Image.Ima
     low, high = numbers_HW.min(), numbers_HW.max()
     if not (low >= 0 and high <= white):  # catches NaN as well
         raise ValueError(
-            f"mode {image.mode} has values from {low:g} to {high:g}; scale them to 0 to {white:g}"
+            f"a picture of mode {image.mode} has values from {low:g} to {high:g}; scale them to 0"
+            f" to {white:g}"
         )
     levels_HW = numbers_HW * (255 / white)
     bytes_HW = transformed_numbers(levels_HW, profile) if profile else np.rint(levels_HW)
@@ -221,7 +225,7 @@ def _from_numbers(image: Image.Image, profile: bytes | None = None) -> Image.Ima
 def _low_bytes(opened: ImageFile.ImageFile) -> Image.Image | None:
     """The low bytes of 16-bit RGB, of which Pillow decodes only the high ones.
 
-    None for other files. The low bytes are read by telling Pillow the opposite byte order.
+    The result is None for other files. To read the low bytes, Pillow gets the opposite byte order.
     """
     is_fine = all(re.fullmatch("RGB[AX]?;16[BLN]", _raw_mode(tile)) for tile in opened.tile)
     if not opened.tile or not is_fine:

@@ -182,7 +182,7 @@ class Sampler(StrEnum):
 
 
 class LossKind(StrEnum):
-    """Error of one predicted number e from its target."""
+    """Loss of one predicted number, as a function of e, its difference from the target."""
 
     MSE = "mse"  # e²
     HUBER = "huber"  # pseudo-Huber: sqrt(e² + huber_c²) - huber_c
@@ -199,7 +199,7 @@ class SoundLevels(StrEnum):
     """Noise level of a sample's sound, relative to that of its frames."""
 
     OWN = "own"  # drawn apart from that of its frames
-    SAME = "same"  # at the quantile of its frames'
+    SAME = "same"  # at the same quantile as the level of its frames
 
 
 class Preference(StrEnum):

@@ -321,8 +321,9 @@ class RunGroups:
             return None
         scale = "of the guider" if guidance is None else f"{guidance:g}"
         return (
-            f"WARNING: the network was distilled for {self.student_sampling}, but here it"
-            f" samples with {steps} steps of {sampler}, guidance {scale}: pictures lose quality"
+            f"WARNING: the network was distilled for {self.student_sampling}, but here it samples"
+            f" with {steps} steps of {sampler}, guidance {scale}: pictures lose quality. Leave"
+            " these options out to sample as the network was distilled"
         )
 
     @property

@@ -171,7 +171,7 @@ class ModelConfig:
         return [
             (
                 self.name in names,
-                f"name={self.name} is no known size; use {', '.join(names)}. {OTHER_NETWORKS}",
+                f"name={self.name} is not a known size; use {', '.join(names)}. {OTHER_NETWORKS}",
             ),
             self._own_family(),
             *at_least_one(self, *whole),
@@ -204,8 +204,8 @@ class ModelConfig:
         (own,) = [one.default for one in fields(self) if one.name == "family"]
         return (
             own in (MISSING, self.family),
-            f"family={self.family} is not described by {type(self).__name__}, whose family is"
-            f" {own}",
+            f"family={self.family} does not fit {type(self).__name__}, the configuration of family"
+            f" {own}; set family={own}",
         )
 
     def own_sizes(self) -> list[Rule]:

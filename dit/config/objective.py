@@ -355,7 +355,7 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
             *self._of_flow(),
             (
                 self.name in OBJECTIVES,
-                f"name={self.name} is no known objective; use {', '.join(OBJECTIVES)}",
+                f"name={self.name} is not a known objective; use {', '.join(OBJECTIVES)}",
             ),
             # Limits within which squares are finite and not zero in float32.
             within(self, "huber_c", 1e-6, 1e6),

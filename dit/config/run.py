@@ -484,18 +484,23 @@ def _mock_problem(run: RunGroups, geometry: MockGeometry) -> str:
     if any(side % part for side, part in zip(size, patch, strict=True)):
         return (
             f"{shape} does not divide into patches of model.patch_temporal={patch[0]} and"
-            f" model.patch_spatial={patch[1]}"
+            f" model.patch_spatial={patch[1]}; choose multiples of these"
         )
     if any(side % model.side_cells for side in size[1:]):
         return (
-            f"{shape}: model.family={model.family} takes sides of multiples of {model.side_cells}"
+            f"{shape}: model.family={model.family} takes heights and widths that are multiples of"
+            f" {model.side_cells}; choose such sizes"
         )
     most = model.largest_latent
     if most and any(side > end for side, end in zip(size, most, strict=True)):
-        return f"{shape} exceeds the largest latent of the network, {most} (model.max_size)"
+        return (
+            f"{shape} exceeds the largest latent of the network, {most}; lower it, or raise"
+            " model.max_size"
+        )
     if run.mock_tokens(geometry) > capacity:
         return (
-            f"{shape} needs {run.mock_tokens(geometry)} tokens of model.family={model.family}, more"
-            f" than dataset.task_encoder_seq_length={capacity}"
+            f"{shape} needs {run.mock_tokens(geometry)} tokens of model.family={model.family},"
+            f" more than dataset.task_encoder_seq_length={capacity}; lower the size, or raise that"
+            " key"
         )
     return ""

@@ -232,7 +232,10 @@ def _unknown_flag(token: str, names: Sequence[str], schema: Schema) -> str:
     name, equals, value = token.lstrip("-").partition("=")
     name = name.replace("_", "-")
     if name.startswith(_OF_LAUNCHER):
-        return f"{token} ({COMMAND_LINE}): belongs to torch.distributed.run, before the script"
+        return (
+            f"{token} ({COMMAND_LINE}): is an option of torch.distributed.run; write it before the"
+            " script"
+        )
     if token.startswith("--") and (told := _of_another_tool(name, value if equals else "true")):
         return f"{token} ({COMMAND_LINE}): is an option of other tools; {told}"
     # Without dashes, which make short names alike.

@@ -88,7 +88,7 @@ def read_file(path: Path) -> File:
     A missing file such as conf/dit_xl_image.yaml is taken from the installed package.
 
     Raises:
-        Problems: the file is missing, is not YAML, or is no mapping of keys to values.
+        Problems: the file is missing, is not YAML, or is not a mapping of keys to values.
     """
     path = path if path.exists() else _bundled(path)
     try:
@@ -162,12 +162,12 @@ def _read_assignment(text: str) -> list[Setting]:
     if not equals or not key.strip():
         file = text.endswith((".yaml", ".yml"))
         form = f"--config-file {text}" if file else "KEY=VALUE, ~KEY or --KEY VALUE"
-        raise Problems([f"{text} ({COMMAND_LINE}): is no override; write {form}"])
+        raise Problems([f"{text} ({COMMAND_LINE}): is not an override; write {form}"])
     if not value.isascii() and value != value.encode(errors="replace").decode():
         raise Problems(
             [
-                f"{text} ({COMMAND_LINE}): has bytes that are no UTF-8 here; write it in UTF-8, or"
-                " set LC_ALL=C.UTF-8 before the command"
+                f"{text} ({COMMAND_LINE}): has bytes that are not UTF-8; write it in UTF-8, or set"
+                " LC_ALL=C.UTF-8 before the command"
             ]
         )
     try:
@@ -245,7 +245,7 @@ def _resolved(base: dict[str, Any], settings: list[Setting], chosen: Setting) ->
 
 
 def _stands_alone(value: object) -> bool:
-    """Whether `value` has nothing for OmegaConf to resolve, which would take 50 ms."""
+    """Whether `value` has nothing for OmegaConf to resolve; resolving takes 50 ms."""
     if isinstance(value, str):
         return not any(mark in value for mark in ("${", "\\", "???"))
     if isinstance(value, list):

@@ -168,7 +168,10 @@ def _checked_once(
 
 
 def _stand_in(tree: dict[str, Any], base: dict[str, Any], place: KeyPath) -> str:
-    """Replaces the value at `place` in `tree` by the recipe's; returns how messages name it."""
+    """Replaces the value at `place` in `tree` by the recipe's value.
+
+    Returns the key's name as messages write it.
+    """
     *outer, last = place
     _at(tree, tuple(outer))[last] = deepcopy(_at(base, place))
     return f"{last}=" if outer else f"{last}."
@@ -177,7 +180,7 @@ def _stand_in(tree: dict[str, Any], base: dict[str, Any], place: KeyPath) -> str
 def _in_words(
     details: Any, place: KeyPath, tree: dict[str, Any], origins: dict[str, str], schema: Schema
 ) -> list[tuple[KeyPath, str]]:
-    """Messages for a pydantic error, each with its place; a group's check may have several."""
+    """Messages for a pydantic error, each with the path of its key; a check may have several."""
     if details["type"] != "missing":
         place = _in_tree(place, tree)
     raised = details.get("ctx", {}).get("error")
@@ -244,7 +247,7 @@ def _hint(value: object, kind: Any) -> str:
 
 
 def _is_list(kind: Any) -> bool:
-    """Whether `kind` is a list, of any length, of values that are no dataclasses."""
+    """Whether `kind` is a list, of any length, of values that are not dataclasses."""
     item = item_type(kind, 10_000)  # a list of fixed length has none
     return item is not None and not is_group(item)
 

@@ -39,7 +39,7 @@ def _tokens(text: str) -> int | TextPadding | None:
         return TextPadding.STORED
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is neither `none` nor `stored` nor a number of tokens"
+            f"{text!r} is neither `none` nor `stored` nor a number of tokens, such as 512"
         )
     return int(text)
 

@@ -64,14 +64,17 @@ def read_json(file: Path) -> dict[str, Any]:
     """
     try:
         if not file.is_file():  # reading a pipe would wait for ever
-            raise ValueError("it is no file")
+            raise ValueError("it is not a file")
         content = parse_json(file.read_bytes())
     except (OSError, ValueError) as error:
         raise ConvertError(
             f"{file} cannot be read ({explained(error)}); restore it, or download it again"
         ) from error
     if not isinstance(content, dict):
-        raise ConvertError(f"{file} holds no JSON object; download or export the folder again")
+        raise ConvertError(
+            f"{file} holds a {type(content).__name__}, not a JSON object; download or export the"
+            " folder again"
+        )
     return content
 
 
@@ -92,7 +95,9 @@ def checked_json(
         )  # from JSON, so that a list is accepted for a tuple
     except ValidationError as error:
         wrong = "; ".join(_in_words(one, within) for one in error.errors(include_url=False))
-        raise ConvertError(f"{place} cannot be imported: {wrong}") from error
+        raise ConvertError(
+            f"{place} cannot be imported: {wrong}. Download the folder again, or give another model"
+        ) from error
 
 
 def _in_words(error: ErrorDetails, within: str) -> str:
@@ -197,7 +202,10 @@ class DiffusersFolder:
                     return file.get_slice(name)[part]
                 return file.get_tensor(name).clone()
         except (SafetensorError, OSError) as error:
-            raise ConvertError(f"{place}: {name} cannot be read ({explained(error)})") from error
+            raise ConvertError(
+                f"{place}: tensor {name} cannot be read ({explained(error)}); restore the file, or"
+                " download it again"
+            ) from error
 
     @property
     def of_few_steps(self) -> str:
@@ -237,7 +245,7 @@ class DiffusersFolder:
     def companion_path(self, companion: Companion) -> Path | None:
         """Folder of the `companion` network, inside this folder or beside it in a pipeline.
 
-        None if there is none.
+        The result is None if no such folder has a config.json.
         """
         inside, beside = (at / companion.folder for at in (self.path, self.path.parent))
         places = [inside, beside] if self.path.name in NETWORKS else [inside]
@@ -369,7 +377,7 @@ def _open_file(path: Path, *, option: str) -> DiffusersFolder:
                 headers=_with_scales(headers),
             )
     raise ConvertError(
-        f"{option} {path} has the names of no network that is read from a single file; give a"
+        f"{option} {path} has tensors of no network that can be read from a single file; give a"
         " folder that save_pretrained of Diffusers wrote"
     )
 
@@ -395,8 +403,8 @@ def _with_scales(found: Mapping[str, Header]) -> dict[str, Header]:
         counts = (1, header.shape[0]) if header.shape else (1,)
         if scales is None or scales.file is None or math.prod(scales.shape) not in counts:
             raise ConvertError(
-                f"{header.file} has {name} of type {header.kind}, and no {name}_scale with a number"
-                " for each of its rows: download it again, or give the weights in bfloat16"
+                f"{header.file} has {name} of type {header.kind}, but no {name}_scale with a number"
+                " for each of its rows: download the file again, or give the weights in bfloat16"
             )
         made[name] = replace(header, scales=(scales.file, f"{name}_scale"))
     return made
@@ -439,7 +447,8 @@ def level_range(
 ) -> tuple[float, float] | None:
     """Lowest and highest noise level t of the first or `second` of a pipeline's transformers.
 
-    None if the pipeline has only one. The second transformer has the levels below the boundary.
+    The result is None if the pipeline has only one transformer. The second transformer has the
+    levels below the boundary.
 
     Raises:
         ConvertError: the boundary in `index` is not a noise level.
@@ -450,8 +459,8 @@ def level_range(
         return None
     if not isinstance(boundary, float) or not 0 < boundary < 1:
         raise ConvertError(
-            f"{place} says boundary_ratio={boundary!r}, not a level between 0 and 1; download it"
-            " again"
+            f"{place} says boundary_ratio={boundary!r}, not a level between 0 and 1; download the"
+            " file again"
         )
     return (0.0, boundary) if second else (boundary, 1.0)
 
@@ -472,10 +481,12 @@ def _headers(place: Path) -> dict[str, Header]:
     if strange := [name for name in files if Path(name).name != name or name in ("", ".", "..")]:
         raise ConvertError(
             f"{index} names {listed(map(repr, strange))}; each must be the name of a file"
-            " in the folder of the index"
+            " in the folder of the index: download the index again"
         )
     if lost := [name for name in files if not (place / name).is_file()]:
-        raise ConvertError(f"{place} has no {listed(lost)}, which {INDEX} names; download them")
+        raise ConvertError(
+            f"{place} has no {listed(lost)}, which {INDEX} names; download what is missing"
+        )
     found: dict[str, Header] = {}
     for name in files:
         inside = _of_file(place / name)

@@ -76,7 +76,7 @@ def model_config(
     keys = checked_json(form.keys.file, stated, place=place)
     unknown = [f"unknown keys {listed(keys.model_extra)}"] if keys.model_extra else []
     if wrong := [*unknown, *form.keys.unsupported(keys)]:
-        raise ConvertError(f"{place} describes a model that cannot be imported: {'; '.join(wrong)}")
+        raise ConvertError(f"{place} cannot be imported: {'; '.join(wrong)}. {OTHER_NETWORKS}")
     ours = None
     if private.ours is not None:
         ours = checked_json(form.keys.kept_file, private.ours, place=place, within=OUR_KEY)
@@ -99,7 +99,7 @@ def model_config(
             settings |= _of_companion(form, settings, of_user, second, place)
         return family.config(name=CUSTOM_SIZE, precision=precision, **settings)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ConvertError(f"{place} describes no model that can be trained: {error}") from error
+        raise ConvertError(f"{place} cannot be trained: {error}; download it again") from error
 
 
 def _told(form: DiffusersForm, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,8 +180,8 @@ def _check_told(form: DiffusersForm, settings: Mapping[str, Any], place: object)
     for key in form.keys.untold:
         if settings.get(key) is None:
             raise ConvertError(
-                f"{place} does not say model.{key}, which the class of its pipeline tells: give the"
-                f" folder of the pipeline ({listed(form.pipelines)}), or set model.{key} in the"
+                f"{place} does not determine model.{key}, but the class of its pipeline does: give"
+                f" the folder of the pipeline ({listed(form.pipelines)}), or set model.{key} in the"
                 " import or the run"
             )
 
@@ -386,4 +386,6 @@ def _objective(file: SchedulerFile, place: object) -> ObjectiveConfig:
     try:
         return file.objective()
     except ValueError as error:
-        raise ConvertError(f"{place} describes no objective: {error}") from error
+        raise ConvertError(
+            f"{place} describes no objective: {error}. Download the file again"
+        ) from error

@@ -41,4 +41,7 @@ def check_shapes(
         if name in here and here[name] != shape
     ]
     if problems:
-        raise ConvertError(f"{place} {'; '.join(problems)}")
+        raise ConvertError(
+            f"{place} {'; '.join(problems)}. Download or export it again, or give the weights of"
+            " this network"
+        )

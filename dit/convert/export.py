@@ -123,8 +123,8 @@ def open_stored(
     path = _named(checkpoint)
     if has_adapters(path):
         raise ConvertError(
-            f"{path} holds only adapters; `python -m dit.convert export-lora` takes them, and"
-            " `export --merged` the weights with them"
+            f"{path} holds only adapters; export them with `python -m dit.convert export-lora`, or"
+            " merged into the weights with `python -m dit.convert export --merged`"
         )
     has_average = StoredWeights(path, averaged=False, critic=critic).has_average
     if weights is Weights.EMA and not has_average:
@@ -144,8 +144,8 @@ def _projection_folder(
 ) -> DiffusersFolder | None:
     """The transformer folder with the text projection by which a run's data were made.
 
-    None if the texts were not projected, or if the network projects them itself. `given` is a path
-    from the user; without it the dataset card names the folder.
+    The result is None if the texts were not projected, or if the network projects them itself.
+    `given` is a path from the user; without it the dataset card names the folder.
 
     Raises:
         ConvertError: the projection is needed and cannot be opened, or is `given` and not needed.
@@ -154,7 +154,10 @@ def _projection_folder(
     part = form.text_projection
     if part is None or part.is_part(model):
         if given is not None:
-            raise ConvertError(f"--text-projection {given}: {path} needs none; leave it out")
+            raise ConvertError(
+                f"--text-projection {given}: the network of {path} needs no text projection from"
+                " another folder; leave the option out"
+            )
         return None
     place = given or about.get("text_projection")
     if place is None:

@@ -108,7 +108,7 @@ def _given_fields(
         can = " or ".join(f"model.{key}=..." for key in known) or "no key of model"
         raise ConvertError(
             f"{wrong[0]!r} cannot be set: {source.path} decides it, or its network has no such key;"
-            f" an import of {source.config.get('_class_name')} takes {can}"
+            f" leave it out. An import of {source.config.get('_class_name')} takes {can}"
         )
     return given, [word for word in words if word not in of_model]
 
@@ -120,8 +120,8 @@ def _check_given(given: Mapping[str, str], model: ModelConfig, source: Diffusers
         told = getattr(model, key)
         if told != read[key]:
             raise ConvertError(
-                f"model.{key}={value} contradicts {source.path}, which is of"
-                f" {source.pipeline or 'an export'} with {told}; leave it out"
+                f"model.{key}={value} contradicts {source.path}, where"
+                f" {source.pipeline or 'the export'} has {told}; leave model.{key} out"
             )
 
 
@@ -234,7 +234,7 @@ def _dtypes(source: DiffusersFolder, table: list[Pair]) -> dict[str, torch.dtype
             dtype = source.headers[name].dtype
             if found.setdefault(pair.ours, dtype) is not dtype:
                 raise ConvertError(
-                    f"{source.path} has {name} in {dtype}, and tensors of the same matrix in"
-                    f" {found[pair.ours]}; save the model in one type"
+                    f"{source.path} has {name} in {dtype}, but other tensors of the same matrix in"
+                    f" {found[pair.ours]}; save the model in one dtype"
                 )
     return found

@@ -87,7 +87,8 @@ def open_adapters(
     run = adapters_of(path)
     if run is None:
         raise ConvertError(
-            f"{path} holds whole weights and no adapters; `python -m dit.convert export` takes them"
+            f"{path} holds whole weights and no adapters; export it with `python -m dit.convert"
+            " export`"
         )
     averaged = StoredWeights(path, averaged=False, critic=critic).has_average
     if weights is Weights.EMA and not averaged:
@@ -131,7 +132,7 @@ def export_lora(
 def _comfyui_names(model: ModelConfig) -> Mapping[str, str] | None:
     """Diffusers' names of linears -> ComfyUI's, for the network `model`.
 
-    None if ComfyUI reads Diffusers' names, or if Diffusers lacks the network.
+    The result is None if ComfyUI reads Diffusers' names, or if Diffusers lacks the network.
     """
     if family_of(model).diffusers is None:
         return None

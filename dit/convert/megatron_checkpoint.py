@@ -180,7 +180,7 @@ class WithTextProjection(StoredWeights):
     """The weights of a checkpoint trained on projected texts, with the text projection."""
 
     def __init__(self, path: Path, *, averaged: bool, critic: bool, tensors: Mapping[str, Tensor]):
-        """`tensors` are the tensors of the text projection, by Diffusers' names."""
+        """Opens the checkpoint; `tensors` are those of the text projection, by Diffusers' names."""
         super().__init__(path, averaged=averaged, critic=critic)
         self.tensors = tensors
 

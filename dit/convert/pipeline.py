@@ -47,8 +47,8 @@ def check_pipeline(pipeline: Path, config: RunConfig) -> None:
     kind = _pipeline_class(pipeline)
     if kind not in known:
         raise ConvertError(
-            f"--pipeline-from {pipeline} is a {kind}; only {listed(known)} matches this network's"
-            " training; give a pipeline of that kind"
+            f"--pipeline-from {pipeline} is of class {kind}, which does not match this network's"
+            f" training; give a pipeline of class {listed(known)}"
         )
     if lost := [name for name in _components(pipeline, config) if not (pipeline / name).is_dir()]:
         raise ConvertError(f"--pipeline-from {pipeline} has no {listed(lost)}; download all of it")

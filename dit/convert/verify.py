@@ -206,7 +206,7 @@ def _diffusers_outputs(
         ) from error
     except NotImplementedError as error:
         raise ConvertError(
-            f"outputs cannot be compared: {error}. Compare the weights alone by --tensors-only"
+            f"outputs cannot be compared: {error}. Compare the weights alone with --tensors-only"
         ) from error
     return [
         form.run(network, s, level, model, guidance=guidance)

@@ -9,12 +9,12 @@
     mock          synthetic samples, which are read like any others
     pack          joins samples to a PackedBatch
     rejections    reasons and counts of refused samples; DataError
-    energon       this project's stages in Energon's chain of datasets; its private members
+    energon       this project's stages in Energon's chain of datasets; Energon's private members
     loader_state  the state of loaders in a checkpoint, and the run to which it belongs
     reshard       a saved loader state on another number of ranks or workers
     export        samples and batches for other trainers, without packs
 
-Nothing here uses torch.distributed: ranks come as arguments.
+No file of this folder uses torch.distributed: ranks come as arguments.
 """
 
 from dit.data.datasets import dataset_sizes, null_inputs

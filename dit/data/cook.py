@@ -1,7 +1,7 @@
 """Decodes records of shards to LatentSamples, or refuses them with a reason.
 
 1. measure_sample    the size of a sample in a pack, from the head of its record without tensors
-   size_in_pack      the size of any record, whose tensors may be decoded
+   size_in_pack      the same for a record of any form; it may decode tensors
 2. cook              a whole record becomes a LatentSample, when it is chosen for a pack
 """
 
@@ -130,7 +130,8 @@ def measure_sample(parts: Mapping[str, Any], expected: Expected) -> SampleSize |
 def size_in_pack(parts: Mapping[str, Any], expected: Expected) -> SampleSize:
     """Size in a pack of the sample in the record `parts` (extension -> bytes or RecordHeader).
 
-    Only a record in DFM's form has its tensors decoded for that.
+    Tensors are not decoded for that if the record has this project's form. They are decoded if it
+    has DFM's form, or MLPerf's form with parts that are not RecordHeaders.
 
     Raises:
         SampleRefused: the record is damaged, or the sample does not fit the model or the pack.
@@ -203,14 +204,14 @@ def _checked(
     if expected.layout.in_pairs and sample.loss_weight != 1:
         raise SampleRefused(
             Reject.LOSS_WEIGHT,
-            f".json: loss_weight={sample.loss_weight:g}, and pairs of objective.preference have no"
-            " weights",
+            f".json has loss_weight={sample.loss_weight:g}, but pairs of objective.preference have"
+            " no weights",
         )
     if expected.layout.in_pairs and sample.latent_logvar_CFHW is not None:
         raise SampleRefused(
             Reject.LOGVAR,
-            f"`{LATENT_LOGVAR}` is for one latent of a pair, and objective.preference compares"
-            " both",
+            f"`{LATENT_LOGVAR}` belongs to only one latent of the pair, but objective.preference"
+            " compares both",
         )
     if others or expected.layout.counts_text:
         _check_room(sample, expected)
@@ -226,18 +227,23 @@ def _check_tokens(sample: LatentSample, expected: Expected) -> None:
         if not are_ids(digits, vocabulary=one.vocabulary):
             raise SampleRefused(
                 Reject.TOKENS,
-                f"`{one.name}` has numbers that are not from 0 to {one.vocabulary - 1}",
+                f"`{one.name}` has token ids that are not whole numbers from 0 to"
+                f" {one.vocabulary - 1}",
             )
 
 
 def _of_cells(values: Tensor | None, latent: Tensor, reason: Reject) -> Tensor | None:
-    """A loss mask or log variances as contiguous float32, with the shape of `latent`; or None."""
+    """A loss mask or log variances as contiguous float32; None if `values` is None.
+
+    Raises:
+        SampleRefused: for `reason`, because `values` have another shape than `latent`.
+    """
     if values is None:
         return None
     if values.shape != latent.shape:
         name = LOSS_MASK if reason is Reject.LOSS_MASK else LATENT_LOGVAR
         shape, wanted = list(values.shape), list(latent.shape)
-        raise SampleRefused(reason, f"`{name}` has shape {shape}, and the latent needs {wanted}")
+        raise SampleRefused(reason, f"`{name}` has shape {shape}, but the latent needs {wanted}")
     return values.float().contiguous()
 
 
@@ -258,7 +264,7 @@ def _check_logvar_numbers(logvar_CFHW: Tensor | None) -> None:
     if logvar_CFHW is not None and not logvar_CFHW.max().item() <= _MOST_LOGVAR:
         raise SampleRefused(
             Reject.LOGVAR,
-            f"`{LATENT_LOGVAR}` has NaN or numbers above {_MOST_LOGVAR}, up to"
+            f"`{LATENT_LOGVAR}` has NaN or numbers above {_MOST_LOGVAR}; the largest is"
             f" {logvar_CFHW.max().item():g}",
         )
 
@@ -280,7 +286,8 @@ def check_inputs(sample: LatentSample, expected: Expected) -> None:
 def _check_rate(latent_KA: Tensor, seconds: float | None, one: SampleInput) -> None:
     """Refuses a sound whose number of latent frames is not `seconds` * `one.rate`, rounded.
 
-    Rounding up, down or to the nearest is all right. Nothing is checked if either factor is None.
+    Rounding up, down or to the nearest is accepted. If `seconds` or `one.rate` is None, nothing is
+    checked.
     """
     if seconds is None or one.rate is None:
         return
@@ -290,18 +297,21 @@ def _check_rate(latent_KA: Tensor, seconds: float | None, one: SampleInput) -> N
     if abs(frames - seconds * one.rate) > 1 - 1e-6 and frames != wanted:
         raise SampleRefused(
             Reject.INPUT_SHAPE,
-            f"`{one.name}` of {seconds:g} s has {frames} latent frames, and model.sound_rate="
-            f"{one.rate:g} asks for {wanted}; set it to the latent frames a second of the audio"
-            " processor",
+            f"`{one.name}` of {seconds:g} s has {frames} latent frames, but model.sound_rate="
+            f"{one.rate:g} asks for {wanted}; set model.sound_rate to the number of latent frames"
+            " that the audio processor makes per second",
         )
 
 
 def _lacking(one: SampleInput, expected: Expected) -> SampleRefused:
     if one.kind is InputKind.REJECTED:
-        return SampleRefused(Reject.NO_PAIR, f"no `{one.name}`, which objective.preference needs")
+        return SampleRefused(
+            Reject.NO_PAIR, f"there is no `{one.name}`, which objective.preference needs"
+        )
     how = f"; `data_prep --processor {one.encoder}` makes it" if one.vocabulary else ""
     return SampleRefused(
-        Reject.NO_INPUT, f"no `{one.name}`, which model.family={expected.family} needs{how}"
+        Reject.NO_INPUT,
+        f"there is no `{one.name}`, which model.family={expected.family} needs{how}",
     )
 
 
@@ -314,7 +324,7 @@ def _check_room(sample: LatentSample, expected: Expected) -> None:
         parts += [f"{size.sound} frames of sound"] if size.sound else []
         raise SampleRefused(
             Reject.TOO_LONG,
-            f"{', '.join(parts)} take {size.tokens} tokens,"
+            f"the sample ({', '.join(parts)}) takes {size.tokens} tokens, more than"
             f" dataset.task_encoder_seq_length={expected.capacity}",
         )
 
@@ -362,7 +372,7 @@ def _checked_input(
         if one.kind is InputKind.REJECTED:
             whose = "objective.preference, with a latent of that shape,"
         raise SampleRefused(
-            Reject.INPUT_SHAPE, f"`{one.name}` has shape {shape}, {whose} takes {wanted}"
+            Reject.INPUT_SHAPE, f"`{one.name}` has shape {shape}, but {whose} takes {wanted}"
         )
     _check_rows(value, one, expected)
     return _as_trained(value).contiguous()
@@ -379,32 +389,35 @@ def check_latent(latent_CFHW: Tensor, expected: Expected) -> None:
     if channels != expected.channels:
         raise SampleRefused(
             Reject.CHANNELS,
-            f"latent {shape} has {channels} channels, model.in_channels={expected.channels}",
+            f"latent {shape} has {channels} channels, but model.in_channels={expected.channels}",
         )
     if any(length % patch for length, patch in zip(size, layout.patch, strict=True)):
         raise SampleRefused(
             Reject.NOT_PATCHABLE,
-            f"latent {shape} does not divide by model.patch_temporal={layout.patch_temporal}"
-            f" and model.patch_spatial={layout.patch_spatial}",
+            f"latent {shape}: its frames must be a multiple of"
+            f" model.patch_temporal={layout.patch_temporal}, and its rows and columns of"
+            f" model.patch_spatial={layout.patch_spatial}",
         )
     if any(side % layout.side_cells for side in size[1:]):
         raise SampleRefused(
             Reject.NOT_PATCHABLE,
-            f"latent {shape}: model.family={expected.family} takes sides of multiples of"
-            f" {layout.side_cells}; prepare the pictures with the --processor of the family",
+            f"latent {shape}: model.family={expected.family} takes only rows and columns that are"
+            f" multiples of {layout.side_cells}; pack the data with the --processor of this family",
         )
     tokens = layout.copies * layout.padded_tokens(latent_CFHW)
     if tokens > expected.capacity:
         what = "a pair of latents" if layout.in_pairs else "latent"
         raise SampleRefused(
             Reject.TOO_LONG,
-            f"{what} {shape} takes {tokens} tokens,"
+            f"{what} {shape} takes {tokens} tokens, more than"
             f" dataset.task_encoder_seq_length={expected.capacity}",
         )
     table = expected.table
     if table is not None and any(a > b for a, b in zip(size, table, strict=True)):
         raise SampleRefused(
-            Reject.BEYOND_TABLE, f"latent {shape} exceeds {table} frames, rows and columns"
+            Reject.BEYOND_TABLE,
+            f"latent {shape} is larger than the {table} frames, rows and columns that the network"
+            " takes",
         )
 
 
@@ -413,14 +426,14 @@ def _checked_text(text_LE: Tensor | None, one: SampleInput, expected: Expected) 
         text_LE is not None and len(text_LE) == 0 and not one.may_be_empty
     ):
         raise SampleRefused(
-            Reject.NO_TEXT, "no `text`" if text_LE is None else "`text` has 0 tokens"
+            Reject.NO_TEXT, "there is no `text`" if text_LE is None else "`text` has 0 tokens"
         )
     if text_LE is None:
         return _no_text(one.width)
     if text_LE.shape[1] != expected.text_width:
         raise SampleRefused(
             Reject.TEXT_WIDTH,
-            f"text {list(text_LE.shape)} has width {text_LE.shape[1]},"
+            f"text {list(text_LE.shape)} has width {text_LE.shape[1]}, but"
             f" model.crossattn_emb_size={expected.text_width}",
         )
     _check_rows(text_LE, one, expected)
@@ -431,8 +444,8 @@ def _check_rows(rows_LE: Tensor, one: SampleInput, expected: Expected) -> None:
     if one.most_rows is not None and len(rows_LE) > one.most_rows:
         raise SampleRefused(
             Reject.TEXT_ROWS,
-            f"`{one.name}` has {len(rows_LE)} rows, model.family={expected.family} takes at most"
-            f" {one.most_rows}",
+            f"`{one.name}` has {len(rows_LE)} rows, but model.family={expected.family} takes at"
+            f" most {one.most_rows}",
         )
 
 
@@ -457,4 +470,4 @@ def _all_finite(values: Tensor) -> bool:
 
 
 def _count_bad(values: Tensor) -> str:
-    return f"{int((~values.isfinite()).sum())} of {values.numel()} numbers"
+    return f"NaN or Inf in {int((~values.isfinite()).sum())} of {values.numel()} numbers"

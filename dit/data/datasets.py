@@ -60,7 +60,7 @@ def train_leaves(dataset: DatasetConfig) -> tuple[DatasetSplit, ...]:
     """The folders and splits that training reads; none for mock data.
 
     Raises:
-        DataError: a path is missing, is no prepared dataset, or lacks the split.
+        DataError: a path is missing, is not a prepared dataset, or lacks the split.
     """
     return _leaves(dataset, split="train")
 
@@ -71,7 +71,8 @@ def val_leaves(dataset: DatasetConfig) -> tuple[DatasetSplit, ...]:
     The split is `val`, or `train` with `dataset.use_train_split_for_val`.
 
     Raises:
-        DataError: as `train_leaves`; without a `val` split the message says what to do.
+        DataError: a path is missing, is not a prepared dataset, or lacks the split; the message
+            about a missing `val` split says what to do.
     """
     return _leaves(dataset, split=val_split(dataset))
 
@@ -141,7 +142,7 @@ def shards_of(leaf: DatasetSplit) -> list[ShardInfo]:
 
 
 def _check_ranges(meta: EPath) -> None:
-    """Checks that name patterns in the folder `meta` expand to a limited number of shards.
+    """Checks that no pattern of shard names in the folder `meta` expands to too many names.
 
     Energon expands every pattern: one wrong digit would fill the memory.
 
@@ -153,7 +154,10 @@ def _check_ranges(meta: EPath) -> None:
             text = path.read_bytes().decode(errors="replace")
             many = [r for r in _RANGE.finditer(text) if abs(int(r[2]) - int(r[1])) >= _MANY_NAMES]
             if many:
-                raise ValueError(f"{path} has the pattern {many[0][0]}, which gives too many names")
+                raise ValueError(
+                    f"{path} has the pattern {many[0][0]}}}, which gives more than {_MANY_NAMES}"
+                    " names; correct its bounds"
+                )
 
 
 def key_prefixes(leaves: tuple[DatasetSplit, ...]) -> dict[str, str]:
@@ -182,13 +186,13 @@ def dataset_sizes(dataset: DatasetConfig) -> dict[str, int]:
 
 
 def null_inputs(config: RunConfig, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """Inputs, by name and float32, that replace a sample's inputs if its caption is dropped.
+    """Name -> float32 tensor of each input that replaces a sample's own if its caption is dropped.
 
-    A text is [L, E], a vector [E]. They are the encoders' outputs for an empty caption, from
-    `null_text.safetensors` or from the files of MLPerf's converter. If no dataset has these, each
-    is one vector of zeros. An input with `NullInput.EMPTY`, or an optional one that the file lacks,
-    has no rows ([0, E]) as a text, and is zeros [E] as a vector. Inputs that a sample always keeps
-    (`NullInput.KEPT`) are absent from the result.
+    A text is [L, E], a vector [E]. The tensors are the encoders' outputs for an empty caption, from
+    `null_text.safetensors` or from the files of MLPerf's converter. If no dataset has such files,
+    a text is one row of zeros, and a vector is zeros. An input with `NullInput.EMPTY`, or an
+    optional one that the file lacks, has no rows ([0, E]) as a text, and is zeros [E] as a vector.
+    Inputs that a sample always keeps (`NullInput.KEPT`) are absent from the result.
 
     If the family has an input of kind NULL_TEXT, datasets without the file are passed over: their
     samples are assumed to have their own null text.
@@ -255,7 +259,7 @@ def _checked_null(stored: Mapping[str, Tensor], one: SampleInput, leaf: DatasetS
     """The null input `one` in `stored`, checked, float32: [E] for a vector, [L, E] for a text."""
     name, path, how = one.name, leaf.path / NULL_TEXT, _how(leaf)
     if name not in stored:
-        raise DataError(f"{path} has {', '.join(sorted(stored))}, and no `{name}`; {how}")
+        raise DataError(f"{path} has {', '.join(sorted(stored))}, but no `{name}`; {how}")
     value = stored[name]
     if not value.is_floating_point() or not value.isfinite().all():
         raise DataError(
@@ -268,12 +272,13 @@ def _checked_null(stored: Mapping[str, Tensor], one: SampleInput, leaf: DatasetS
         key = "model.crossattn_emb_size" if name == TEXT else "the family's width"
         remedy = f"set {key} to the text encoder's width" if name == TEXT else how
         raise DataError(
-            f"{path}: {name} has shape {list(value.shape)}, {key}={one.width} needs {wanted};"
+            f"{path}: {name} has shape {list(value.shape)}, but {key}={one.width} needs {wanted};"
             f" {remedy}"
         )
     if one.vocabulary is not None and not are_ids(value, vocabulary=one.vocabulary):
         raise DataError(
-            f"{path}: {name} has numbers that are not from 0 to {one.vocabulary - 1}; {how}"
+            f"{path}: {name} has token ids that are not whole numbers from 0 to"
+            f" {one.vocabulary - 1}; {how}"
         )
     return value.float()
 
@@ -283,7 +288,7 @@ def _leaves(dataset: DatasetConfig, *, split: str) -> tuple[DatasetSplit, ...]:
         return ()
     paths = [entry.path for entry in dataset.blend] or [dataset.path]
     if paths == [None]:
-        raise DataError("no data: set dataset.path or dataset.blend, or use --mock")
+        raise DataError("the run has no data: set dataset.path or dataset.blend, or use --mock")
     leaves = tuple(leaf for path in paths for leaf in _expand(EPath(str(path)), split))
     for leaf in leaves:
         count_samples(leaf)
@@ -299,7 +304,7 @@ def _expand(path: EPath, split: str) -> Iterator[DatasetSplit]:
             raise DataError(_no_split(DatasetSplit(path=path, split=split))) from error
         except Exception as error:  # of many kinds, as above
             raise DataError(
-                f"metadataset {path} cannot be read ({cause(error)}); correct it"
+                f"metadataset {path} cannot be read ({cause(error)}); correct the file"
             ) from error
         for reference in found:
             check_folder(reference.path)
@@ -318,11 +323,11 @@ def check_folder(path: EPath) -> None:
     if not any(known) and _is_mlperf_folder(path):
         linked = f"{quote(str(path))} --link --output_dir {quote(f'{path}-linked')}"
         raise DataError(
-            f"{path} has no {META}/.info.json, and holds shards of MLPerf's FLUX.1: prepare them in"
+            f"{path} has no {META}/.info.json, but shards of MLPerf's FLUX.1: prepare them in"
             f" a folder of their own with `python -m data_prep convert {linked}`"
         )
     if not any(known):
-        raise DataError(f"{path} has no {META}/.info.json: it is no prepared dataset; {how}")
+        raise DataError(f"{path} has no {META}/.info.json: it is not a prepared dataset; {how}")
     settings = path / META / "dataset.yaml"
     if not settings.is_file():
         raise DataError(f"{settings} is missing; {how}")
@@ -371,7 +376,9 @@ def metadataset_files(path: EPath, *, outer: tuple[str, ...] = ()) -> Iterator[E
             continue
         if name.startswith("~"):
             home = os.path.expanduser(name)
-            raise DataError(f"{path}: path {name}: Energon knows no home folders; write {home}")
+            raise DataError(
+                f"{path} has the path {name}, and Energon does not expand ~; write {home}"
+            )
         _check_shares(node, path)
         inner = path.parent / name
         if inner.is_file():
@@ -384,8 +391,8 @@ def _check_shares(node: dict[Any, Any], path: EPath) -> None:
         share = node.get(key, 1)
         if isinstance(share, int | float) and not share > 0:
             raise DataError(
-                f"{path}: {key} of {node['path']} is {share}, and must be above 0; to go without"
-                " a dataset, leave it out"
+                f"{path}: {key} of {node['path']} is {share}, but must be above 0; to train without"
+                " this dataset, remove it from the file"
             )
 
 
@@ -421,13 +428,14 @@ def _check_class(document: Any, path: EPath, *, allowed: set[str]) -> None:
         DataError: the file names another module or class than the `allowed` ones, or a function.
     """
     if not isinstance(document, dict):
-        raise DataError(f"{path} holds no settings; {_prepare(path.parent.parent)}")
+        raise DataError(f"{path} holds no mapping of settings; {_prepare(path.parent.parent)}")
     module = document.get("__module__", "megatron.energon")
     name = document.get("__class__", min(allowed))
     if module != "megatron.energon" or name not in sorted(allowed):  # a name may be a list
         raise DataError(
-            f"{path} asks for {module}.{name}; only {', '.join(sorted(allowed))} of"
-            " megatron.energon can be read here (`energon prepare --sample-type CrudeWebdataset`)"
+            f"{path} names the class {module}.{name}; name megatron.energon and"
+            f" {' or '.join(sorted(allowed))} as __module__ and __class__"
+            " (`energon prepare --sample-type CrudeWebdataset` writes such settings of shards)"
         )
     for node in _mappings_in({k: v for k, v in document.items() if k not in _CLASS_KEYS}):
         for key, value in node.items():

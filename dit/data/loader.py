@@ -94,7 +94,8 @@ def build_val_packs(
     A pack whose samples are all refused is left out. `work` is as in `build_train_loader`.
 
     Raises:
-        DataError: as `validation_groups`, or too many samples are refused.
+        DataError: there is no `val` split, the data are missing or not prepared, or too many
+            samples are refused.
     """
     groups = validation_groups(config, work=work)
     plan = groups.plan(max(indices, default=-1) + 1)

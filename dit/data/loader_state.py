@@ -189,8 +189,8 @@ class LoaderState:
         found = plain.get("format", 1)
         if found not in (_CAPPED, FORMAT):
             raise DataError(
-                f"the loader state of the checkpoint has format {found}, this version reads format"
-                f" {FORMAT}; resume with the version that saved it, or {BEGIN_ANEW}"
+                f"the loader state of the checkpoint has format {found}, but this version reads"
+                f" format {FORMAT}; resume with the version that saved it, or {BEGIN_ANEW}"
             )
         _check_types(plain)
         values = dict(plain)
@@ -221,8 +221,8 @@ def _check_types(plain: dict[str, Any]) -> None:
         wrong = ["rank"]
     if wrong:
         raise DataError(
-            f"the loader state of the checkpoint is damaged, in {', '.join(wrong)}; resume from"
-            f" another checkpoint, or {BEGIN_ANEW}"
+            f"the loader state of the checkpoint is damaged (wrong: {', '.join(wrong)}); resume"
+            f" from another checkpoint, or {BEGIN_ANEW}"
         )
 
 

@@ -121,7 +121,7 @@ class MockDataset(BaseCoreDatasetFactory[CrudeSample]):
         return MockReader(self.config, seed=self.seed, worker_config=self.worker_config)
 
     def as_file_store(self) -> FileStore:
-        raise NotImplementedError("mock data have no files")
+        raise NotImplementedError("mock data have no files; use a dataset of dataset.path for that")
 
     def __len__(self) -> int:
         return _ENDLESS

@@ -472,7 +472,7 @@ class SoundRows:
         return {f"{cls._PREFIX}{name}": shape for name, shape in own.items()}
 
     def add(self, latent_KA: Tensor | None) -> None:
-        """Writes the sound [K, A] of the next sample; None: it has no sound."""
+        """Writes the sound [K, A] of the next sample; `latent_KA` is None if it has no sound."""
         frames, first = 0 if latent_KA is None else latent_KA.shape[1], self._starts[-1]
         rows = slice(first, first + self._layout.filled(frames))
         tensors, sample = {n: t[rows] for n, t in self._tensors.items()}, len(self._lengths)

@@ -136,8 +136,8 @@ def _shard_fault(shard: Path, count: int, *, folder: str) -> str:
         return f"{index} is damaged: {fault}; {how}"
     if len(offsets) // 8 != count + 1:
         return (
-            f"{index} is of {len(offsets) // 8 - 1} samples, and .nv-meta/.info.json says that the"
-            f" shard has {count}; restore the one that is wrong, or pack the data again"
+            f"{index} lists {len(offsets) // 8 - 1} samples, but .nv-meta/.info.json says that the"
+            f" shard has {count}; restore the file that is wrong, or pack the data again"
         )
     return ""
 
@@ -173,7 +173,7 @@ def read_data_card(leaf: DatasetSplit) -> dict[str, Any] | None:
     except (ValueError, OSError) as error:
         raise DataError(f"{path} cannot be read ({explained(error)}); {_RESTORE}") from error
     if not isinstance(card, dict):
-        raise DataError(f"{path} is no JSON object, but {type(card).__name__}; {_RESTORE}")
+        raise DataError(f"{path} holds a {type(card).__name__}, not a JSON object; {_RESTORE}")
     return card
 
 
@@ -181,10 +181,11 @@ def lacks_sound(dataset: DatasetConfig) -> bool:
     """Whether it is certain that no training sample has a sound; False for mock data.
 
     The dataset card may say that no sound was packed. If it does not, the names of the files in the
-    shards are read, up to the first sound. A shard that is remote or damaged counts as having one.
+    shards are read, up to the first sound. A shard that is remote or damaged is assumed to have a
+    sound.
 
     Raises:
-        DataError: as `train_leaves` and `read_data_card`.
+        DataError: a dataset is missing or not prepared, or a dataset card is not a JSON object.
     """
     leaves = train_leaves(dataset)
     return bool(leaves) and not any(map(_may_have_sound, leaves))
@@ -240,7 +241,7 @@ def card_faults(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
     parts = {name: card.get(name, {}) for name in ("latent", "text_encoder", "splits")}
     wrong = [name for name, part in parts.items() if not isinstance(part, dict)]
     if wrong:
-        yield f"its {wrong[0]!r} is no object; {_RESTORE}"
+        yield f"its {wrong[0]!r} is not a JSON object; {_RESTORE}"
         return
     found = (
         ("latent", "channels", "model.in_channels", config.model.in_channels),
@@ -249,9 +250,9 @@ def card_faults(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
     for part, name, key, value in found:
         stored = parts[part].get(name)
         if stored is not None and not _is_count(stored):
-            yield f"its {part}.{name} is {stored!r}, no whole number above 0; {_RESTORE}"
+            yield f"its {part}.{name} is {stored!r}, not a whole number above 0; {_RESTORE}"
         elif stored not in (None, value):
-            yield f"its {part}.{name} is {stored}, and {key}={value}; set {key}={stored}"
+            yield f"its {part}.{name} is {stored}, but {key}={value}; set {key}={stored}"
     yield from _encoder_faults(parts["text_encoder"], config.model)
     yield from _padding_faults(parts["text_encoder"], config.model)
     yield from _sizes(card, config)
@@ -261,9 +262,9 @@ def _encoder_faults(encoder: dict[str, Any], model: ModelConfig) -> Iterator[str
     (text, *_), name = family_of(model).inputs(model), encoder.get("name")
     if (setting := text.refused_encoders.get(str(name))) is not None:
         yield (
-            f"its texts are of the encoder {name}, which {setting} reads, and the network reads"
-            f" those of {text.encoder}: set {setting}, or pack the data with --processor"
-            f" {text.encoder}"
+            f"its texts are of the encoder {name}, which only a network with {setting} reads, and"
+            f" this network reads those of {text.encoder}: set {setting}, or pack the data with"
+            f" --processor {text.encoder}"
         )
 
 
@@ -285,7 +286,7 @@ def _padding_faults(encoder: dict[str, Any], model: ModelConfig) -> Iterator[str
         yield f"its text_encoder.padding is {encoder['padding']!r}, not {_KEPT!r}; {_RESTORE}"
     elif wanted is TextPadding.STORED and _stored_padding(encoder) is False:
         yield (
-            f"its texts end where their captions end, and model.text_pad_to={wanted} expects"
+            f"its texts end where their captions end, but model.text_pad_to={wanted} expects"
             " the padding of the text encoder, which published weights attend to: pack the data"
             " with --text_padding keep, or for your own network set model.text_pad_to=null"
         )
@@ -293,11 +294,11 @@ def _padding_faults(encoder: dict[str, Any], model: ModelConfig) -> Iterator[str
         shown, family = "null" if wanted is None else wanted, model.family
         here = f"set model.text_pad_to={TextPadding.STORED}"
         if not model.takes_stored_padding:
-            here = f"train a network of the encoder's pipeline, for those of {family} do not see it"
+            here = f"train a network of the encoder's pipeline, as {family} reads no padding"
         yield (
-            "its texts have the padding of their encoder (text_encoder.padding=keep), and"
-            f" model.text_pad_to={shown} is of texts that end where their captions end: {here}, or"
-            " pack the data with --text_padding trim or another --text_encoder"
+            "its texts have the padding of their encoder (text_encoder.padding=keep), but"
+            f" model.text_pad_to={shown} expects texts that end where their captions end: {here},"
+            " or pack the data with --text_padding trim or another --text_encoder"
         )
 
 
@@ -341,10 +342,10 @@ def _about_encoder(
 def _other_version(version: Any) -> str:
     if _is_count(version):
         return (
-            f"its format_version is {version}, and this program reads {CARD_VERSION}: the program"
-            " is older than the data; update it"
+            f"its format_version is {version}, but this program reads {CARD_VERSION}: the program"
+            " is older than the data; update the program"
         )
-    return f"its format_version is {version!r}, no version of this format; {_RESTORE}"
+    return f"its format_version is {version!r}, not a whole number above 0; {_RESTORE}"
 
 
 def _sizes(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
@@ -358,7 +359,7 @@ def _sizes(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
         isinstance(size, dict) and all(_is_count(size.get(name)) for name in names)
         for size in sizes
     ):
-        yield f"its 'sizes' are no list of {', '.join(names)}; {_RESTORE}"
+        yield f"its 'sizes' are not a list of objects with {', '.join(names)}; {_RESTORE}"
         return
     splits = [part for part in card.get("splits", {}).values() if isinstance(part, dict)]
     counted = [part["samples"] for part in splits if _is_count(part.get("samples"))]

@@ -163,14 +163,14 @@ def _with_sound(
 ) -> dict[str, Tensor | None]:
     if LATENT not in of_sound:
         raise SampleRefused(
-            Reject.MISSING_PART, f".{SOUND_PART} holds {sorted(of_sound)}, no `latent`"
+            Reject.MISSING_PART, f".{SOUND_PART} holds {sorted(of_sound)}, but no `latent`"
         )
     return {**tensors, SOUND: of_sound[LATENT]}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Stored:
-    """Dtype, shape and place of a tensor in a `.safetensors`."""
+    """Dtype, shape and position of a tensor in a `.safetensors`."""
 
     dtype: torch.dtype
     shape: list[int]
@@ -188,7 +188,7 @@ def _stored(head: RecordHeader, kinds: Kinds) -> dict[str, _Stored | None]:
         tensors, begin = parse_json(str(head.data[8:], "utf-8")), len(head.data)
         notes = tensors.pop("__metadata__", {})
         if not all(isinstance(note, str) for note in notes.values()):
-            raise ValueError("__metadata__ is no text")
+            raise ValueError("the entries of __metadata__ in its head are not all text")
         _check_end_to_end([t["data_offsets"] for t in tensors.values()], head.size - begin)
         return {
             name: _checked(t, begin) if name in _ALWAYS or name in kinds else None
@@ -201,18 +201,21 @@ def _stored(head: RecordHeader, kinds: Kinds) -> dict[str, _Stored | None]:
 def _check_end_to_end(spans: list[list[int]], size: int) -> None:
     """Raises ValueError unless each byte belongs to exactly one tensor, as safetensors requires."""
     if not all(_are_counts(span) for span in spans):
-        raise ValueError("data_offsets are no whole numbers")
+        raise ValueError(
+            f"the data_offsets in its head are {spans!s:.100}, not pairs of whole numbers"
+        )
     starts, stops = zip(*sorted(map(tuple, spans)), strict=True)
     if [*starts, size] != [0, *stops]:
-        raise ValueError(f"its tensors do not lie end to end in {size} bytes")
+        raise ValueError(
+            f"by their data_offsets, its tensors do not fill its {size} bytes of numbers end to end"
+        )
 
 
 def _checked(tensor: dict[str, Any], begin: int) -> _Stored:
     (start, stop), dtype, shape = tensor["data_offsets"], _DTYPES[tensor["dtype"]], tensor["shape"]
     if not _are_counts(shape) or math.prod(shape) * dtype.itemsize != stop - start:
         raise ValueError(
-            f"a tensor of type {tensor['dtype']} and shape {shape} has {stop - start} bytes, which"
-            " do not fit them"
+            f"a tensor of type {tensor['dtype']} and shape {shape} cannot have {stop - start} bytes"
         )
     return _Stored(dtype=dtype, shape=shape, start=begin + start)
 
@@ -256,7 +259,7 @@ def _view(payload: bytes | memoryview, t: _Stored) -> Tensor:
 def _ours(tensors: Mapping[str, Tensor | None], about: dict[str, Any], kinds: Kinds) -> ShardRecord:
     if LATENT not in tensors:
         raise SampleRefused(
-            Reject.MISSING_PART, f".safetensors holds {sorted(tensors)}, no `latent`"
+            Reject.MISSING_PART, f".safetensors holds {sorted(tensors)}, but no `latent`"
         )
     inputs = shaped(tensors, kinds)
     more = {name: InputKind.CHANNELS for name in (LOSS_MASK, LATENT_LOGVAR)}
@@ -322,7 +325,7 @@ def _unpickled(part: Any, name: str) -> Any:
 def _part(parts: Mapping[str, Any], name: str) -> Any:
     if name not in parts:
         found = ", ".join(f".{part}" for part in parts if not part.startswith("__")) or "nothing"
-        raise SampleRefused(Reject.MISSING_PART, f"no .{name}, found {found}")
+        raise SampleRefused(Reject.MISSING_PART, f"the record has no .{name}; it has {found}")
     return parts[name]
 
 
@@ -330,7 +333,7 @@ def _read_json(data: bytes) -> dict[str, Any]:
     try:
         about = parse_json(data)
     except ValueError as error:
-        raise SampleRefused(Reject.UNDECODABLE, f".json: {error}") from error
+        raise SampleRefused(Reject.UNDECODABLE, f".json cannot be read: {error}") from error
     if not isinstance(about, dict):
         raise SampleRefused(
             Reject.UNDECODABLE, f".json holds a {type(about).__name__}, not an object"
@@ -342,7 +345,7 @@ def _check_version(about: dict[str, Any]) -> None:
     version = about.get("format_version", FORMAT_VERSION)
     if version == FORMAT_VERSION:
         return
-    known = f"format_version={version!r}, this program reads {FORMAT_VERSION}"
+    known = f".json has format_version={version!r}, and this program reads {FORMAT_VERSION}"
     if type(version) is int and version > FORMAT_VERSION:
         raise SampleRefused(Reject.NEWER, f"{known}: the program is older than the shard")
     raise SampleRefused(Reject.UNDECODABLE, f"{known}: no program has written such a version")
@@ -354,7 +357,7 @@ def _check_sum(payload: bytes | memoryview, part: str, about: dict[str, Any]) ->
         return  # others may write none
     stored, found = str(sums[part]), f"{zlib.crc32(payload):08x}"
     if stored.lower() != found:
-        raise SampleRefused(Reject.CHECKSUM, f".{part} has crc32 {found}, .json says {stored}")
+        raise SampleRefused(Reject.CHECKSUM, f".{part} has crc32 {found}, but .json says {stored}")
 
 
 _AXES = {
@@ -374,7 +377,7 @@ def in_shape(value: Any, kind: InputKind, *, what: str) -> Tensor:
     """`value` as a tensor with the axes of `kind`, without a batch axis; messages call it `what`.
 
     Raises:
-        SampleRefused: it has other axes.
+        SampleRefused: `value` has other axes.
     """
     try:
         return with_axes(value, _AXES[kind], what=what)
@@ -406,7 +409,8 @@ def _sound_seconds(about: dict[str, Any]) -> float | None:
         numbers = [said.get(n) for n in ("samples", "rate")]
     if not numbers or not all(type(n) is int and n > 0 for n in numbers):
         raise SampleRefused(
-            Reject.UNDECODABLE, f".json: {SOUND}={said!r} has no samples and rate above 0"
+            Reject.UNDECODABLE,
+            f".json: {SOUND}={said!r} lacks whole numbers `samples` and `rate` above 0",
         )
     samples, rate = numbers
     return samples / rate
@@ -428,6 +432,6 @@ def _loss_weight(about: dict[str, Any]) -> float:
     if not is_number or not 0 <= weight <= MOST_WEIGHT:
         raise SampleRefused(
             Reject.LOSS_WEIGHT,
-            f".json: loss_weight={weight!r} is no number from 0 to {MOST_WEIGHT:g}",
+            f".json: loss_weight={weight!r} is not a number from 0 to {MOST_WEIGHT:g}",
         )
     return float(weight)

@@ -60,7 +60,10 @@ REMEDIES = {
     Reject.UNDECODABLE: "restore the shard, or pack the data again",
     Reject.NEWER: "update this program, or pack the data with this version of it",
     Reject.CHANNELS: "set model.in_channels to the number of channels in the shards",
-    Reject.NOT_PATCHABLE: "choose a patch that divides the latents, or pack other sizes",
+    Reject.NOT_PATCHABLE: (
+        "set model.patch_spatial and model.patch_temporal to divide the latents, or pack other"
+        " sizes"
+    ),
     Reject.TOO_LONG: "raise dataset.task_encoder_seq_length, or pack smaller samples",
     Reject.BEYOND_TABLE: (
         "raise model.max_size, or pack smaller samples (some networks take no clips)"
@@ -77,8 +80,10 @@ REMEDIES = {
     Reject.TOKENS: "pack the data again with the encoders of the weights that are trained",
     Reject.LOSS_MASK: "pack the data again with --mask_dir, or without",
     Reject.LOGVAR: "pack the source again, or without --latent_distribution",
-    Reject.LEVEL_INDEX: "correct it in the .json, or leave it out there: 0 to 7 are k of level k/8",
-    Reject.LOSS_WEIGHT: "correct it in the .json, or leave it out there: 1 is the default",
+    Reject.LEVEL_INDEX: (
+        "correct it in the .json, or remove it there: 0 to 7 are the k of noise level k/8"
+    ),
+    Reject.LOSS_WEIGHT: "correct it in the .json, or remove it there: 1 is the default",
 }
 """Reason of refusals -> advice for a run in which too many samples have it."""
 
@@ -91,7 +96,10 @@ MOST_NAMED = 10_000
 
 
 class SampleRefused(Exception):  # noqa: N818 - a verdict on one sample, not a failure of the program
-    """The refusal of a sample, with the reason and the values that led to it."""
+    """The refusal of a sample, with the reason and the values that led to it.
+
+    Messages and logs append the remedy of the reason (`REMEDIES`) to `detail`.
+    """
 
     def __init__(self, reason: Reject, detail: str):
         super().__init__(reason, detail)
@@ -205,8 +213,8 @@ class Bound:
             none = "no usable sample: " if refused == counts.read else ""
             raise DataError(
                 f"{none}{refused} of {counts.read} samples cannot be used, more than"
-                f" dataset.max_bad_fraction={self.fraction} of {over}; the lines below say"
-                " why and what to do, or raise dataset.max_bad_fraction to continue without them"
+                f" dataset.max_bad_fraction={self.fraction} of {over}; do what the lines below say,"
+                " or raise dataset.max_bad_fraction to continue without these samples"
             )
 
 

@@ -2,7 +2,8 @@
 
 1. equal number of readers    each continues on the rank that now trains its packs
 2. more or fewer readers      the rest of their passes is divided anew; then a new pass begins.
-                              The same happens if the version that saved packs differently
+                              The same happens if the version that saved the state packed samples
+                              differently
 """
 
 from __future__ import annotations

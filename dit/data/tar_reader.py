@@ -56,7 +56,7 @@ def index_fault(offsets: bytes) -> str:
     ascend would read some bytes twice, or none.
     """
     if len(offsets) % 8 or len(offsets) < 16:
-        return f"it has {len(offsets)} bytes, no row of two or more 8-byte numbers"
+        return f"it has {len(offsets)} bytes, not two or more 8-byte numbers"
     found = np.frombuffer(offsets, "<u8")
     if len(falls := np.flatnonzero(found[1:] <= found[:-1])):
         at = int(falls[0])
@@ -86,12 +86,12 @@ class OpenShard:
         with open(f"{path}.idx", "rb") as index:
             self._index = index.read()
         if fault := index_fault(self._index):
-            raise ShardError(f"{path}.idx is damaged: {fault}")
+            raise ShardError(f"{path}.idx is damaged: {fault}; restore it, or pack the data again")
 
     def size_now(self) -> int | None:
         """Size of the shard in bytes; None if its name now belongs to another file.
 
-        It is looked up once in 0.1 s.
+        The file is looked up at most once in 0.1 s.
 
         Raises:
             OSError: the file was removed. Open files outlive their names, so the run could go on,
@@ -112,7 +112,9 @@ class OpenShard:
         try:
             start, stop = _SPAN.unpack_from(self._index, 8 * sample)
         except struct.error as error:
-            raise ShardError(f"{self.path}.idx has no sample {sample}") from error
+            raise ShardError(
+                f"{self.path}.idx has no sample {sample}; restore it, or pack the data again"
+            ) from error
         # Folders may come before the first sample, so it starts at 0, as in Energon's reader.
         return start if sample else 0, stop
 
@@ -137,8 +139,8 @@ class OpenShards:
         start, stop = shard.span(sample)
         if stop > size:
             raise ShardError(
-                f"{path} has {size} bytes, and by its .idx sample {sample} ends at {stop}: it is"
-                " cut short, or its .idx is that of another shard"
+                f"{path} has {size} bytes, but by its .idx sample {sample} ends at byte {stop}: the"
+                " shard is cut short, or its .idx is that of another shard; restore both"
             )
         return start, stop - start
 
@@ -167,10 +169,10 @@ class OpenShards:
     def _checked(self, path: str) -> tuple[OpenShard, int]:
         """The open shard at `path`, and its present size in bytes.
 
-        It is opened if it was not, or if another file has taken its name.
+        The shard is opened if it was not open, or if another file has taken its name.
 
         Raises:
-            OSError: it does not exist.
+            OSError: the shard or its index does not exist.
             ShardError: its index is damaged.
         """
         # The shard that was read last is the last in the dictionary, so the first is closed first.
@@ -221,7 +223,10 @@ class SampleLocation:
     def _whole(self, read: Callable[[str, int, int], Data], offset: int, size: int) -> Data:
         data = read(self.path, self.start + offset, min(size, self.size - offset))
         if len(data) < size:
-            raise NotPlain(f"{len(data)} bytes of {size} at {self.start + offset} in {self.path}")
+            raise NotPlain(
+                f"{self.path} has only {len(data)} of the sample's {size} bytes from byte"
+                f" {self.start + offset} on"
+            )
         return data
 
 
@@ -238,7 +243,7 @@ def sample_members(read: Callable[[int, int], bytes], size: int) -> Iterator[tup
         name, length, kind = _header(read(at, BLOCK))
         at += BLOCK
         if not 0 <= length <= size - at:  # a size below 0 would have the same header read for ever
-            raise NotPlain(f"{name} has {length} bytes, and its sample {size}")
+            raise NotPlain(f"{name} of {length} bytes does not fit into its sample of {size} bytes")
         if kind == _EXTENDED:
             _check_times(read(at, length))
         elif not (name.startswith("__") and skip_meta_re.match(name)):
@@ -246,7 +251,7 @@ def sample_members(read: Callable[[int, int], bytes], size: int) -> Iterator[tup
             yield name, at, length
         at += -(-length // BLOCK) * BLOCK
     if not found:
-        raise NotPlain("no file")
+        raise NotPlain("the sample has no file")
 
 
 def _header(header: bytes) -> tuple[str, int, bytes]:
@@ -256,27 +261,27 @@ def _header(header: bytes) -> tuple[str, int, bytes]:
         NotPlain: the header is damaged, or not that of a plain file.
     """
     if len(header) < BLOCK:
-        raise NotPlain("the header is cut")
+        raise NotPlain(f"a tar header has {len(header)} bytes instead of {BLOCK}")
     name, size, checksum, kind, magic, prefix = _HEADER.unpack(header)
     if kind not in (*_PLAIN_FILE, _EXTENDED) or magic != _USTAR:
-        raise NotPlain("no plain file")
+        raise NotPlain("a tar header is not that of a plain file")
     try:
         # The checksum counts its own field as blanks. The low half of adler32 is 1 + the sum of the
         # bytes, modulo 65521, and 8 times as fast as a sum in Python.
         found = (zlib.adler32(header) & 0xFFFF) - 1 - sum(checksum) + 8 * ord(" ")
         if (found - int(checksum.rstrip(b" \0"), 8)) % 65521:
-            raise NotPlain("the header is damaged")
+            raise NotPlain("a tar header does not match its checksum")
         whole = _text(prefix) + "/" + _text(name) if prefix[0] else _text(name)
         return whole, int(size.rstrip(b" \0"), 8), kind
     except ValueError as error:
-        raise NotPlain(f"header: {error}") from error
+        raise NotPlain(f"a tar header is damaged ({error})") from error
 
 
 def _check_times(records: bytes) -> None:
     """Raises NotPlain unless `records`, such as "30 mtime=1234567890.1234567", hold only times."""
     names = {line.partition(b"=")[0].partition(b" ")[2] for line in records.splitlines()}
     if not names <= _ONLY_TIMES:
-        raise NotPlain(f"an extended header of {names}")
+        raise NotPlain(f"an extended tar header has {names}, not only times")
 
 
 def _text(field: bytes) -> str:
@@ -309,7 +314,7 @@ def split_name(name: str) -> tuple[str, str]:
     folder, slash, file = name.rpartition("/")
     base, dot, extension = file.partition(".")
     if not base or not dot:
-        raise NotPlain(f"{name} has no extension")
+        raise NotPlain(f"the file {name} of the sample has no extension")
     if extension.startswith("__"):
-        raise NotPlain(f"{name} has the name of a part of a record")
+        raise NotPlain(f"the extension of the file {name} begins with __, as only Energon's own do")
     return folder + slash + base, extension

@@ -222,7 +222,7 @@ def holdings(
     groups: ProcessGroupCollection,
     weights: Iterable[Tensor],
 ) -> dict[Tensor, list[Holding]]:
-    """The shards of each weight, with data ranks; none for a trained weight that is not sharded.
+    """Weight -> its shards, each with its data rank; an empty list for a trained, unsharded weight.
 
     The distributed optimizer shards the trained weights. FSDP shards all `weights`, also frozen
     ones; without FSDP the argument is not used. Nothing is communicated: Megatron-Core divides each

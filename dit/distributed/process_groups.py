@@ -61,7 +61,7 @@ _UNUSED = {
     "TENSOR_AND_DATA_PARALLEL_GROUP",
     "TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP",
 }
-"""Megatron-Core's names of groups in which no message is sent. They have all their ranks, so a
+"""Megatron-Core's names of groups in which no message is sent. Each still has all its ranks, so a
 message that a later version of Megatron-Core sends would arrive."""
 
 
@@ -128,8 +128,8 @@ def _sum_over_tensor_ranks(part: Tensor, group: dist.ProcessGroup) -> Tensor:
 
     Tensor-parallel linears call it, forward and backward. Megatron-Core's own function writes the
     sum into `part`, although a gradient may also belong to another branch of the graph (both terms
-    of an addition share one tensor). Until 0.16 Megatron-Core's returns tensors that are not
-    contiguous, such as expanded gradients, without summing them.
+    of an addition share one tensor). Until version 0.16, Megatron-Core's function returns tensors
+    that are not contiguous, such as expanded gradients, without summing them.
     """
     if group.size() == 1:
         return part

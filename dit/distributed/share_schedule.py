@@ -60,7 +60,7 @@ class ShareSchedule:
     """When the layers of an FSDP network gather weights and reduce gradients."""
 
     def __init__(self, module: Any, layers: Sequence[Any], options: DdpConfig):
-        """Sets the schedule of `module` and its `layers`; `fully_shard` comes before."""
+        """Sets the schedule of `module` and its `layers`, after `fully_shard` has wrapped both."""
         self.module, self.layers, self.options = module, layers, options
         self.units = (module, *layers)
         self._reshard(options.reshard_after_forward)

@@ -81,7 +81,7 @@ def read_corpus(folder: Path) -> Corpus:
     """The facts about the dataset in `folder`.
 
     Raises:
-        DataError: the folder is no dataset, or its training split has no captions.
+        DataError: the folder is not a dataset, or its training split has no captions.
     """
     # Imported late: fit_run.py answers --help without torch.
     from dit.data.export import ShardSamples

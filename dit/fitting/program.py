@@ -37,7 +37,7 @@ def fit(
     recommended number of passes.
 
     Raises:
-        DataError: the folder is no dataset with captions.
+        DataError: the folder is not a dataset with captions.
     """
     corpus = read_corpus(folder.absolute())
     ladder = drafts(corpus, gpu=gpu is not None)

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not is_theirs(settings):
         raise ConfigError(
             [
-                f"{path}: is no configuration of a supported tool (AutoModel, FastVideo,"
+                f"{path}: is not a configuration of a supported tool (AutoModel, FastVideo,"
                 " diffusion-pipe, DFM), or has keys of this project already: give it to"
                 " --config-file as it is"
             ]

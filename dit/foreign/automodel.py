@@ -45,14 +45,16 @@ _CLASSES = {
 def _weighting(value: Any) -> dict[str, Any]:
     words = {False: "none", True: "linear", "none": "none", "linear": "linear"}
     if not isinstance(value, bool | str) or value not in words:
-        raise ValueError("is not supported; give none or linear")
+        raise ValueError(f"{value!r:.100} is not supported; give none or linear")
     return {"objective.name": "flow", "objective.weighting": words[value]}
 
 
 def _fsdp(block: Any) -> dict[str, Any]:
     """Keys for the group `fsdp`, whose presence shards weights by FSDP2."""
     if not isinstance(block, dict):
-        raise ValueError("is a group and holds no value; set a key such as fsdp.tp_size")
+        raise ValueError(
+            f"fsdp={block!r:.100} is a group and holds no value; set a key such as fsdp.tp_size"
+        )
     return {"ddp.sharding": "weights"}
 
 

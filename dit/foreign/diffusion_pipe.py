@@ -47,14 +47,17 @@ _FAMILIES = {name: name for name in FAMILIES} | _NAMES
 
 def _dataset_file(value: Any) -> dict[str, Any]:
     if not str(value).endswith(".toml"):
-        raise ValueError("is a group and holds no value; set a key such as dataset.path")
+        raise ValueError(
+            f"{value!r:.100} is not a .toml file, and dataset is a group of keys here; set a key"
+            " such as dataset.path"
+        )
     return {}
 
 
 def _precision(value: Any) -> dict[str, Any]:
     words = {"bfloat16": "bf16", "float32": "fp32"}
     if not isinstance(value, str) or value not in words:
-        raise ValueError("is not supported; give bfloat16 or float32")
+        raise ValueError(f"{value!r:.100} is not supported; give bfloat16 or float32")
     return {"model.precision": words[value]}
 
 
@@ -66,7 +69,7 @@ def _base_type(value: Any) -> dict[str, Any]:
     if value in ("float8", "float8_e4m3fn"):
         return {"lora.base_dtype": "float8_e4m3"}
     if str(value).startswith("float8"):
-        raise ValueError("is not supported; give float8_e4m3fn, or leave it out")
+        raise ValueError(f"{value!r:.100} is not supported; give float8_e4m3fn, or leave it out")
     return {}  # model.precision decides
 
 
@@ -86,7 +89,9 @@ def _first_frame(value: Any) -> dict[str, Any]:
 def _adapter(value: Any) -> dict[str, Any]:
     """`lora.targets` for diffusion-pipe's adapters, which adapt every linear of the blocks."""
     if value != "lora":
-        raise ValueError("is not supported; give type = 'lora', the only kind of adapters")
+        raise ValueError(
+            f"{value!r:.100} is not supported; give type = 'lora', the only kind of adapters"
+        )
     return {"lora.targets": ["*blocks.*"]}
 
 

@@ -62,13 +62,13 @@ def read_together(
 ) -> Foreign:
     """Entry for one of several keys, whose values `reading` converts together.
 
-    A value for which `fits` is false is an error of its own key, "expected ...". `reading` also
-    gets such values of the other keys, and must treat them as unset.
+    A value for which `fits` is false is an error of its own key, "... is not `expected`". `reading`
+    also gets such values of the other keys, and must treat them as unset.
     """
 
     def read(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
         if not fits(value):
-            raise ValueError(f"expected {expected}")
+            raise ValueError(f"{value!r:.100} is not {expected}; correct it, or leave the key out")
         return reading(values)
 
     return Foreign(reading=read, instead=note)
@@ -83,7 +83,9 @@ def probability(key: str) -> Callable[[Any], dict[str, Any]]:
 
     def reading(value: Any) -> dict[str, Any]:
         if not is_number(value) or not 0 <= value <= 1:
-            raise ValueError("expected a number from 0 to 1")
+            raise ValueError(
+                f"{value!r:.100} is not a number from 0 to 1; correct it, or leave the key out"
+            )
         return {key: value}
 
     return reading
@@ -99,7 +101,9 @@ def betas(value: Any) -> dict[str, Any]:
     try:
         first, second = (float(part) for part in parts)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError("expected two numbers, such as [0.9, 0.999]") from None
+        raise ValueError(
+            f"{value!r:.100} is not two numbers; give two, such as [0.9, 0.999]"
+        ) from None
     return {"optimizer.adam_beta1": first, "optimizer.adam_beta2": second}
 
 
@@ -108,7 +112,10 @@ def recompute(value: Any) -> dict[str, Any]:
         return {"model.recompute_granularity": "full"}
     if value in ("", "none") or value is False:
         return {"model.recompute_granularity": "none"}
-    raise ValueError("is not supported; give true or false, or model.recompute_granularity instead")
+    raise ValueError(
+        f"{value!r:.100} is not supported; give true or false, or model.recompute_granularity"
+        " instead"
+    )
 
 
 def going_on(value: Any) -> dict[str, Any]:
@@ -124,7 +131,7 @@ def adapter_dtype(value: Any) -> dict[str, Any]:
     words = {"bfloat16": "bf16", "float32": "fp32"}
     name = str(value).removeprefix("torch.")
     if name not in words:
-        raise ValueError("is not supported; give bfloat16 or float32")
+        raise ValueError(f"{value!r:.100} is not supported; give bfloat16 or float32")
     return {"lora.dtype": words[name]}
 
 
@@ -133,7 +140,7 @@ def first_of(key: str) -> Callable[[Any], dict[str, Any]]:
 
     def reading(value: Any) -> dict[str, Any]:
         if isinstance(value, list) and len(value) != 1:
-            raise ValueError(f"has {len(value)} values; give one, for {key}")
+            raise ValueError(f"{value!r:.100} has {len(value)} values; give one, for {key}")
         return {key: value[0] if isinstance(value, list) else value}
 
     return reading
@@ -145,8 +152,8 @@ def network_of(families: Mapping[str, str]) -> Foreign:
     def reading(value: Any) -> dict[str, Any]:
         if str(value) not in families:
             raise ValueError(
-                "names a network that this project lacks; leave it out, and set model.family, or"
-                " checkpoint.load_hf to a Diffusers folder of weights"
+                f"{value!r:.100} names a network that this project lacks; leave it out, and set"
+                " model.family, or checkpoint.load_hf to a Diffusers folder of weights"
             )
         return {"model.family": families[str(value)]}
 

@@ -38,8 +38,8 @@ def _adapters(value: Any) -> dict[str, Any]:
     """`lora.targets` for FastVideo's default adapters, which adapt attention alone."""
     if value is not True:
         raise ValueError(
-            "is not supported; leave out all keys of adapters to train without them (lora.rank"
-            " turns them on)"
+            f"{value!r:.100} is not supported; leave out all keys of adapters to train without"
+            " them (lora.rank turns them on)"
         )
     return {"lora.targets": ["attention"]}
 
@@ -47,7 +47,7 @@ def _adapters(value: Any) -> dict[str, Any]:
 def _parts_of_names(value: Any) -> dict[str, Any]:
     """`lora.targets` for FastVideo's targets, which match anywhere in a module's name."""
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise ValueError("expected a list of names, such as [to_q, to_v]")
+        raise ValueError(f"{value!r:.100} is not a list of names; give one such as [to_q, to_v]")
     return {"lora.targets": [f"*{one}*" for one in value]}
 
 
@@ -65,7 +65,9 @@ def _sparsity(value: Any) -> dict[str, Any]:
     if value in (None, False, 0, ""):
         return {}
     if not is_number(value) or not 0 < value < 1:
-        raise ValueError("expected a number from 0 to below 1")
+        raise ValueError(
+            f"{value!r:.100} is not a number from 0 to below 1; correct it, or leave the key out"
+        )
     share = float(1 - Fraction(repr(float(value))))
     return {
         "model.family": "wan",
@@ -77,7 +79,7 @@ def _sparsity(value: Any) -> dict[str, Any]:
 def _growth(key: str) -> Foreign:
     """Entry that reads a parameter of the growth of Wan's sparsity as `key`.
 
-    Without VSA_sparsity in the file it sets nothing.
+    The entry sets nothing if the file has no VSA_sparsity.
     """
 
     def reading(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,9 +24,9 @@ def _kind(value: Any) -> dict[str, Any]:
         return {"optimizer.kind": "muon"}
     if value is not None and _name(value) not in (*_ADAMW, *_MOMENTS):
         raise ValueError(
-            "is not supported: optimizers are AdamW and Muon, and learning rates of others do not"
-            " fit; write AdamW, and a learning rate for it (1e-4 is usual for LoRA, 1e-5 for all"
-            " weights)"
+            f"{value!r:.100} is not supported: optimizers are AdamW and Muon, and learning rates"
+            " of others do not fit; write AdamW, and a learning rate for it (1e-4 is usual for"
+            " LoRA, 1e-5 for all weights)"
         )
     return {} if value is None else {"optimizer.kind": "adamw"}
 

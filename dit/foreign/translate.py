@@ -61,7 +61,7 @@ class Line:
 
     @property
     def note(self) -> str:
-        """Log line: the tool's key and place, and as which of this project's keys it is read.
+        """Log line: the tool's key, its file and line, and this project's keys as which it is read.
 
         Empty if the key passes as it is.
         """
@@ -185,7 +185,9 @@ def _read(theirs: Setting, entry: Foreign, values: dict[str, object]) -> tuple[S
         ValueError: the value asks for something unsupported.
     """
     if not entry.takes(theirs.value):
-        raise ValueError(f"is not supported: {entry.note(theirs.value)}; {_remedy(entry)}")
+        raise ValueError(
+            f"{theirs.value!r:.100} is not supported: {entry.note(theirs.value)}; {_remedy(entry)}"
+        )
     if theirs.value is None or entry.reading is None:
         return ()
     read = entry.reading(theirs.value, values)

@@ -42,7 +42,8 @@ class Reach:
 
     Two layouts' gradients of an element differ by at most `rounding` times the largest of
     `gradient_sizes` of all updates so far, and their updates by AdamW by at most `update_gaps`. The
-    bounds of all updates are summed, each times its learning rate. It is for one process.
+    bounds of all updates are summed, each times its learning rate. The class works on one process
+    only.
 
     Muon updates a matrix as a whole. Its iterations begin with a matrix of norm 1, and each
     enlarges a small difference by at most its first coefficient.

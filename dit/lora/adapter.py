@@ -75,11 +75,12 @@ class Factors(nn.Module):
         self.scale = shape.scale
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        """The matrices (A, B).
+        """Returns (A, B).
 
-        A call returns them, because Megatron-Core's DDP waits in calls for weights that are still
-        being gathered. Otherwise ddp.overlap_param_gather would compute with the weights of the
-        previous step.
+        The adapter calls this module instead of reading its weights, because Megatron-Core's DDP
+        waits, when a module is called, for weights that are still being gathered. Reading them
+        directly would, with ddp.overlap_param_gather, compute with the weights of the previous
+        step.
         """
         return self.A, self.B
 
@@ -151,11 +152,12 @@ class Adapter(nn.Module):
         return widened(out_TO, self.sharing.exchanged(h_TR), up_OR, scale=scale)
 
     def _up(self, ups: Sequence[Tensor]) -> tuple[Tensor, float]:
-        """(matrix, scale): the B of all parts as one matrix, with columns in the order of `_down`.
+        """Returns (the B of all parts as one matrix [O, R], factor of its product).
 
-        For several parts the rows are in the order of the linear's outputs, and zero except in the
-        columns of their part. So one product reads and writes all outputs. The scales of the parts
-        are then in the matrix, and the returned scale is 1.
+        The columns are in the order of the parts in `_down`. With several parts, the rows are in
+        the order of the linear's outputs and are zero outside the columns of their part, so that
+        one product reads and writes all outputs. The matrix then contains the parts' scales, and
+        the factor is 1.
         """
         named = self._named()
         if len(self.parts) == 1:
@@ -169,9 +171,9 @@ class Adapter(nn.Module):
         return torch.cat(by_group, dim=1).flatten(0, 1), 1.0
 
     def _down(self, x_TI: Tensor, downs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """(input for the linear, A x [T, R]) with the A x of all parts joined by columns.
+        """Returns (input for the linear, A x [T, R]), where A x has the columns of all parts.
 
-        In training each part has its own dropout mask for x.
+        In training, each part has its own dropout mask for x.
         """
         rows = dropout_rows()
         if not (self.training and self.dropout and rows is not None):
@@ -223,7 +225,7 @@ def freeze(network: nn.Module, *, trained: Callable[[str], bool] = is_adapter) -
 
 
 def narrowed(x_TI: Tensor, down_RI: Tensor) -> tuple[Tensor, Tensor]:
-    """(`x_TI`, A x [T, R] in the dtype of A).
+    """Returns (`x_TI`, A x), where A x is [T, R] in the dtype of A.
 
     The frozen linear must take the returned `x_TI`, and nothing else may: in the backward pass the
     adapter's gradient is added in place to that of the linear.
@@ -316,7 +318,7 @@ class _Masked(NamedTuple):
     """Interface of both dropout implementations; arguments are (x, place_T, rate, key, first)."""
 
     of: Callable[..., Tensor]
-    add: Callable[..., None]  # adds the result to a sum, which is an argument before these
+    add: Callable[..., None]  # adds the result in place to one more tensor, its first argument
 
 
 class _Dropped(torch.autograd.Function):

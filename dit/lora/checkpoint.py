@@ -110,8 +110,8 @@ def adapter_run(config: RunConfig, start: Path | None, say: Say = lambda _: None
     saved = adapters_of(start) if start is not None else None
     if not config.lora.enabled:
         raise CheckpointError(
-            f"{start} holds LoRA adapters and no weights, and lora.rank is null, which trains"
-            " all weights: set lora.rank as it was, or start from the weights with the adapters"
+            f"{start} holds only LoRA adapters, but lora.rank=null trains all weights. Set"
+            " lora.rank as in the run that saved it, or start from the weights with the adapters"
             " added (`python -m dit.convert export --merged`, then checkpoint.load_hf)"
         )
     if start is not None and saved is not None:
@@ -138,8 +138,9 @@ def _check_drawn_alike(start: Path, config: RunConfig) -> None:
     )
     if before != here:
         raise CheckpointError(
-            f"{start} holds adapters beside weights that are in no file, but drawn at each start:"
-            f" with {before} there, and with {here} here; set them back"
+            f"the frozen weights under the adapters of {start} are in no file: each start draws"
+            f" them again. They were drawn with {before}, but this run has {here}; set these keys"
+            " as they were"
         )
 
 
@@ -184,8 +185,9 @@ def shapes_of_file(config: RunConfig, say: Say = lambda _: None) -> Adapters:
         if told is not None and here != [told]:
             raise Problems(
                 [
-                    f"lora.{key}={told:g}: the adapters of lora.init_from={config.lora.init_from}"
-                    f" have {', '.join(f'{value:g}' for value in here)}, which replace it; leave it"
+                    f"lora.{key}={told:g} differs from the adapters of"
+                    f" lora.init_from={config.lora.init_from}, which have"
+                    f" {', '.join(f'{value:g}' for value in here)} and decide; leave lora.{key}"
                     " out"
                 ]
             )
@@ -205,16 +207,16 @@ def check_told(adapters: Adapters, start: Path, config: RunConfig, say: Say) -> 
     for key, told in (("rank", lora.rank), ("alpha", lora.alpha)):
         here = sorted({getattr(shape, key) for shape in adapters.values()})
         if told is not None and told not in here:
-            wrong.append(f"{key}={told:g} here, {', '.join(f'{value:g}' for value in here)} there")
+            wrong.append(f"{key}={told:g} (these have {', '.join(f'{value:g}' for value in here)})")
     if lora.init_from is not None:
-        wrong.append(f"init_from={lora.init_from} holds other adapters")
+        wrong.append(f"init_from={lora.init_from} (a file of other adapters)")
     if wrong:
         raise Problems(
             [
-                f"the run resumes with the adapters of {start}: lora.{'; lora.'.join(wrong)}. Set"
-                " its rank and alpha and name no file, or merge these adapters and train new"
-                " ones (`python"
-                " -m dit.convert export --merged`, then checkpoint.load_hf)"
+                f"the run resumes with the adapters of {start}, but its configuration has"
+                f" lora.{'; lora.'.join(wrong)}. Set lora.rank and lora.alpha as in that"
+                " checkpoint and leave lora.init_from out, or merge these adapters and train new"
+                " ones (`python -m dit.convert export --merged`, then checkpoint.load_hf)"
             ]
         )
     if chosen_adapters(config.model, lora).keys() != adapters.keys():
@@ -238,9 +240,9 @@ def _first_base(config: RunConfig, start: Path | None) -> FrozenBase:
         return FrozenBase(path=path, diffusers=True, averaged=False, digest="")
     if not config.dataset.mock:
         raise CheckpointError(
-            f"lora.rank={config.lora.rank} trains adapters beside weights, and there are none: set"
-            " checkpoint.load_hf to a Diffusers folder, or checkpoint.finetune=true and"
-            " checkpoint.load to a checkpoint"
+            f"lora.rank={config.lora.rank} trains adapters on top of other weights, but the run"
+            " has none: set checkpoint.load_hf to a Diffusers folder, or checkpoint.finetune=true"
+            " and checkpoint.load to a checkpoint"
         )
     return DRAWN
 
@@ -260,8 +262,8 @@ def found_base(base: FrozenBase, *, moved_to: str | None) -> FrozenBase:
     path = find_checkpoint(place) if place.is_dir() else None
     if path is None:
         raise CheckpointError(
-            f"the frozen weights of the adapters are not at {place}; say where they are now:"
-            " lora.base=PATH, the same checkpoint or Diffusers folder"
+            f"the frozen weights under the adapters are not at {place}; set lora.base to their"
+            " present path (the same checkpoint or Diffusers folder)"
         )
     if (digest := digest_of(path)) != base.digest:
         raise _other_base(path, digest, base)
@@ -284,8 +286,8 @@ def checked_base(base: FrozenBase, digest: str) -> FrozenBase:
 
 def _other_base(path: Path, digest: str, base: FrozenBase) -> CheckpointError:
     return CheckpointError(
-        f"{path} holds other weights than those that the adapters were trained beside (digest"
-        f" {digest[:12]} instead of {base.digest[:12]}); lora.base=PATH names the right ones"
+        f"{path} holds other weights than the adapters were trained on (digest {digest[:12]}"
+        f" instead of {base.digest[:12]}); set lora.base to the path of the original weights"
     )
 
 

@@ -12,8 +12,8 @@ Writing makes one folder that Diffusers, peft and ComfyUI read:
     adapter_model.safetensors          peft, with adapter_config.json
     comfyui/lora.safetensors           ComfyUI and diffusion-pipe, in the original project's names
 
-B is multiplied by alpha / r, and alpha = r is written, so that a reader without the configuration,
-who assumes alpha = r, is right, too.
+B is multiplied by alpha / r, and alpha = r is written, so that programs that do not read the
+configuration, and assume alpha = r, apply the same adapter.
 """
 
 from __future__ import annotations
@@ -87,11 +87,10 @@ def read_lora(
     )
     if not configs and (lost := [one.key for one in alone if one.key.startswith(_PEFT)]):
         raise LoraFileError(
-            f"{file}: {lost[0]} was written by peft, and {PEFT_CONFIG} is not beside a file"
-            f" {PEFT_FILE}: it holds alpha, without which the adapter has another strength."
-            " Copy it,"
-            ' too; if alpha is known to be the rank, write one with {"r": RANK, "lora_alpha":'
-            " RANK}"
+            f"{file}: {lost[0]} was written by peft, but {PEFT_CONFIG}, which holds alpha, is"
+            " missing; without alpha the adapter would have another strength. Put"
+            f" {PEFT_FILE} and {PEFT_CONFIG} into one folder; if alpha is known to be the rank,"
+            f' write {PEFT_CONFIG} with {{"r": RANK, "lora_alpha": RANK}}'
         )
     found: dict[str, LoraFactors] = {}
     for module, parts in modules.items():
@@ -99,8 +98,8 @@ def read_lora(
         apart = _apart(module, _factors(file, parts, tensors, *told), model, file)
         if twice := sorted(found.keys() & apart.keys()):
             raise LoraFileError(
-                f"{file}: {next(iter(parts.values())).key} is of {twice[0]}, which has an adapter"
-                " of its own in the file, too; take one of them out"
+                f"{file}: {next(iter(parts.values())).key} belongs to {twice[0]}, for which the"
+                " file has another adapter, too; remove one of the two"
             )
         found |= apart
     return in_order(found)
@@ -112,8 +111,9 @@ def _apart(
     """Adapters by Diffusers' module, from the adapter `one` of a linear of another project.
 
     `modules` are the names of the linears that it fuses in Diffusers, with blanks between them, or
-    one name, which SWAPPED may follow. They share A. For a known network each module has its own
-    number of outputs; else each has as many outputs as inputs, and the last one the rest.
+    one name, which SWAPPED may follow. All these linears get the same A. The outputs of B are
+    divided by the widths of the linears in `model`; if `model` does not say, each linear takes as
+    many outputs as it has inputs, and the last one takes the remaining outputs.
 
     Raises:
         LoraFileError: the outputs do not suffice for all modules.
@@ -130,8 +130,8 @@ def _apart(
         made = [shapes[name][0] for name in names]
     if made[-1] <= 0:
         raise LoraFileError(
-            f"{file}: an adapter with {width} inputs and {outputs} outputs does not fit"
-            f" {', '.join(names)} together; give adapters of this network"
+            f"{file}: an adapter with {width} inputs and {outputs} outputs is too narrow for"
+            f" {', '.join(names)} together; give adapters that were trained for this network"
         )
     ups = one.up.split(made)
     return {name: replace(one, up=up) for name, up in zip(names, ups, strict=True)}
@@ -141,8 +141,9 @@ def _find(path: Path) -> Path:
     if path.is_file():
         if path.suffix != ".safetensors":
             raise LoraFileError(
-                f"{path} is no safetensors file; a pickle can run code, so that none is read: open"
-                " it in the tool that wrote it, and save it as safetensors"
+                f"{path} is not a .safetensors file, and other files are not read, because a"
+                " pickle can run code; open it in the tool that wrote it, and save it as"
+                " .safetensors"
             )
         return path
     if not path.is_dir():
@@ -155,19 +156,23 @@ def _find(path: Path) -> Path:
         return files[0]
     if files:
         names = ", ".join(file.name for file in files[:5])
-        raise LoraFileError(f"{path} holds several files ({names}); give one of them")
+        raise LoraFileError(
+            f"{path} holds {len(files)} .safetensors files ({names}); give the path of one of them"
+        )
     pickles = [*path.glob("*.bin"), *path.glob("*.pt"), *path.glob("*.pth")]
     why = f" ({pickles[0].name} is a pickle, which can run code)" if pickles else ""
-    raise LoraFileError(f"{path} holds no adapters in a safetensors file{why}; save them as one")
+    raise LoraFileError(
+        f"{path} holds no .safetensors file{why}; save the adapters as .safetensors"
+    )
 
 
 def _tensors(
     file: Path, without_text_encoder: Callable[[str], None] | None
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """(tensors of `file` by key in float32, its metadata).
+    """Returns (tensors of `file` by key in float32, its metadata).
 
-    Keys of text encoders are left out if `without_text_encoder` is given, which gets a line on
-    them.
+    If `without_text_encoder` is given, keys of text encoders are left out, and it gets a line that
+    says so.
 
     Raises:
         LoraFileError: the file is damaged, or has no adapters or unusable tensors.
@@ -182,7 +187,7 @@ def _tensors(
             f"{file} is damaged ({reason(error)}); copy or save it again"
         ) from error
     if not found:
-        what = f"{len(left_out)} keys of text encoders alone" if left_out else "no tensors"
+        what = f"only {len(left_out)} keys of text encoders" if left_out else "no tensors"
         raise LoraFileError(f"{file} holds {what}; save the adapters of the transformer")
     if without_text_encoder and left_out:
         without_text_encoder(
@@ -202,7 +207,8 @@ def _tensor(file: Path, name: str, opened: Any) -> Tensor:
     tensor = opened.get_tensor(name).float()
     if not tensor.isfinite().all():
         raise LoraFileError(
-            f"{file}: {name} holds NaN or infinity: its training failed; give an earlier file"
+            f"{file}: {name} holds NaN or infinity, because its training failed; give a file that"
+            " was saved earlier"
         )
     return tensor.clone()
 
@@ -210,23 +216,31 @@ def _tensor(file: Path, name: str, opened: Any) -> Tensor:
 def _configs(file: Path, metadata: Mapping[str, str]) -> dict[str, PeftConfig]:
     """The peft configurations of `file`, by network; "" stands for all networks.
 
-    It is empty if ranks and alphas are unknown.
+    The mapping is empty if the file has no configuration.
     """
     beside = file.with_name(PEFT_CONFIG)
     if METADATA in metadata:
         text, place = metadata[METADATA].encode(), f"{file} ({METADATA})"
     elif file.name == PEFT_FILE and beside.is_file():
         if beside.stat().st_size > _MOST_JSON:
-            raise LoraFileError(f"{beside} is larger than any such file; save the adapter again")
+            raise LoraFileError(
+                f"{beside} has {beside.stat().st_size} bytes, more than the {_MOST_JSON} that such"
+                " a file may have; save the adapter again"
+            )
         text, place = beside.read_bytes(), str(beside)
     else:
         return {}
     try:
         content = parse_json(text)
     except ValueError as error:
-        raise LoraFileError(f"{place} is no JSON ({error}); save the adapter again") from error
+        raise LoraFileError(
+            f"{place} is not valid JSON ({error}); save the adapter again"
+        ) from error
     if not isinstance(content, dict):
-        raise LoraFileError(f"{place} holds no JSON object; save the adapter again")
+        raise LoraFileError(
+            f"{place} must hold a JSON object, not a {type(content).__name__}; save the adapter"
+            " again"
+        )
     # Diffusers' pipelines write the name of the network before each key.
     found: dict[str, dict[str, Any]] = {} if content else {"": {}}
     for key, value in content.items():
@@ -276,17 +290,18 @@ def _factors(
     some = next(iter(parts.values()))
     if lost := [part for part in (Factor.DOWN, Factor.UP) if part not in parts]:
         raise LoraFileError(
-            f"{file} has {some.key}, but no {lost[0]} of the same module; save it again"
+            f"{file} has {some.key}, but no {lost[0]} of the same module; save the whole adapter"
+            " again"
         )
     down, up = (tensors[parts[part].key] for part in (Factor.DOWN, Factor.UP))
     _check_shapes(file, parts, down, up)
     rank = down.shape[0]
     if told is not None and (said := told.rank(written)) != rank:
         raise LoraFileError(
-            f"{told.place} says rank {said} of {written}, and {parts[Factor.DOWN].key} has"
-            f" {rank}; they belong to two adapters, or two of its patterns fit this module"
-            " (peft sorts"
-            " them in saving): write the module's whole name there"
+            f"{told.place} gives {written} the rank {said}, but {parts[Factor.DOWN].key} has rank"
+            f" {rank}. Use the configuration that was saved with these adapters; if two patterns"
+            " of its rank_pattern fit this module (peft sorts them in saving), write the module's"
+            " whole name there"
         )
     alpha = float(rank) if told is None else told.alpha(written)
     if Factor.ALPHA not in parts:
@@ -301,8 +316,8 @@ def _factors(
     stored = _positive(tensors[key].item(), f"{file}: {key}")
     if told is not None and not math.isclose(stored, alpha, rel_tol=1e-2):  # bfloat16 has 3 digits
         raise LoraFileError(
-            f"{told.place} says alpha {alpha:g} of {written}, and {key} {stored:g}; take one"
-            " of them out"
+            f"{told.place} gives {written} alpha {alpha:g}, but {key} is {stored:g}; remove one of"
+            " the two"
         )
     return LoraFactors(down=down, up=up, alpha=stored)
 
@@ -310,8 +325,8 @@ def _factors(
 def _positive(alpha: float, place: str) -> float:
     if alpha <= 0:
         raise LoraFileError(
-            f"{place}: alpha is {alpha:g}, with which the adapter changes nothing, or takes away"
-            " what it learned; save it with the alpha of its training"
+            f"{place}: alpha is {alpha:g}, but must be above 0; save the adapter with the alpha of"
+            " its training"
         )
     return alpha
 
@@ -320,10 +335,11 @@ def _check_shapes(file: Path, parts: dict[Factor, LoraKey], down: Tensor, up: Te
     """Refuses tensors that are not A [R, I] and B [O, R] with R > 0."""
     for part, factor in ((Factor.DOWN, down), (Factor.UP, up)):
         if factor.ndim != 2 or 0 in factor.shape:
-            what = "a convolution" if factor.ndim > 2 else "no matrix"
+            what = "that of a convolution" if factor.ndim > 2 else "not that of a matrix"
             raise LoraFileError(
-                f"{file}: {parts[part].key} has shape {list(factor.shape)}, of {what}; only"
-                " linears can have adapters"
+                f"{file}: {parts[part].key} has shape {list(factor.shape)}, {what}; only linears"
+                " can have adapters here: merge this adapter into the base in the tool that made"
+                " it"
             )
     if down.shape[0] != up.shape[1]:
         raise LoraFileError(

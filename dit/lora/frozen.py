@@ -80,13 +80,13 @@ def _check_same(before: FrozenFile | None, here: FrozenFile | None, start: Path)
         return
     if before is not None and here is not None and before.digest == here.digest:
         return
-    behind, remedy = "none", "leave it out"
+    behind, remedy = "null", f"leave {KEY} out"
     if before is not None:
         behind = f"{before.path} (digest {before.digest[:12]})"
         remedy = f"name the same file, wherever it is now: {KEY}={before.path}"
     now = f"{here.path} (digest {here.digest[:12]})" if here else "null"
     raise CheckpointError(
-        f"{start} was trained with {KEY} {behind}, and here it is {now}; {remedy}. Or start a new"
-        " run from its adapters, with another checkpoint.save: checkpoint.finetune=true"
-        f" checkpoint.load={start}"
+        f"{start} was trained with {KEY}={behind}, but this run has {KEY}={now}; {remedy}. Or"
+        " start a new run from its adapters, with another checkpoint.save:"
+        f" checkpoint.finetune=true checkpoint.load={start}"
     )

@@ -43,8 +43,8 @@ class LoraKey:
     """A parsed key of an adapter file: its module in Diffusers, and its role."""
 
     key: str
-    module: str  # as Diffusers names it; with spaces, several that the file has as one
-    written: str  # the module as the file names it, without prefix; peft's patterns are of these
+    module: str  # Diffusers' name; several names, with spaces, if the file joins these modules
+    written: str  # the file's name of the module, without prefix; peft's patterns match this name
     part: Factor
 
 
@@ -73,25 +73,29 @@ _ANOTHER = "is of another network than the transformer"
 _REFUSED = (
     (
         _TEXT_ENCODER,
-        "is of a text encoder, whose outputs the shards hold: none is trained or changed here."
-        " --ignore_text_encoder leaves such keys out (of a run: lora.ignore_text_encoder=true)",
+        "belongs to a text encoder, whose outputs the shards hold: none is trained or changed"
+        " here. Leave such keys out with --ignore_text_encoder (in a run:"
+        " lora.ignore_text_encoder=true)",
     ),
     (
         _OTHER_NETWORKS % r"unet\.|transformer_\d+\.|connectors",
-        f"{_ANOTHER}: give a file of that one network",
+        f"{_ANOTHER}: give a file with the adapters of the transformer alone",
     ),
     (r".*(?:lora_magnitude_vector|dora_scale)", f"is DoRA's, which is not supported: {_MERGE}"),
     (r".*lokr_", f"is LoKr's, which is not supported: {_MERGE}"),
     (r".*hada_", f"is LoHa's, which is not supported: {_MERGE}"),
-    (r".*\.(?:[ab][12]\.weight|on_input)$", f"is of GLoRA or (IA)3, no factor of LoRA: {_MERGE}"),
+    (
+        r".*\.(?:[ab][12]\.weight|on_input)$",
+        f"is a factor of GLoRA or (IA)3, not of LoRA: {_MERGE}",
+    ),
     (r".*\.[wb]_norm$", f"is of a norm; only linears have adapters here: {_MERGE}"),
-    (r".*(?:b?oft_|vera_lambda|lora_embedding_)", f"is no factor of LoRA: {_MERGE}"),
+    (r".*(?:b?oft_|vera_lambda|lora_embedding_)", f"is not a factor of LoRA: {_MERGE}"),
     (r".*lora_mid", f"is of a convolution, which is not supported: {_MERGE}"),
     (
         r".*(?:\.bias|\.diff_b|lora_bias)$",
         f"is of a bias; only weights have adapters here: {_MERGE}",
     ),
-    (r".*\.diff$", f"is a whole difference of weights, and no factor of LoRA: {_MERGE}"),
+    (r".*\.diff$", f"is a whole difference of weights, not a factor of LoRA: {_MERGE}"),
 )
 
 
@@ -119,8 +123,9 @@ def parse_keys(
         if form is None or form.companion is not None:
             setting = f"model.{second.field}={second.value}"
             remedy = (
-                f"set {setting}, which makes it a part of the network (for --base-path, in a"
-                f" checkpoint that `python -m dit.convert import` makes of it), or {remedy}"
+                f"set {setting}, which makes that network a part of the model (with --base-path,"
+                " give a checkpoint that `python -m dit.convert import` made with this setting),"
+                f" or {remedy}"
             )
         raise LoraFileError(f"{place}: {one.key} {_ANOTHER}: {remedy}")
     if len(adapters) > 1:
@@ -157,15 +162,15 @@ def _parsed(key: str, tables: list[_Names], adapters: set[str], place: object) -
         part = Factor.ALPHA
     else:
         raise LoraFileError(
-            f"{place}: {key} is no key of LoRA (lora_A and lora_B, lora_down and lora_up, or"
-            " alpha, of a module); is it a file of adapters?"
+            f"{place}: {key} is not a key of LoRA (such as lora_A and lora_B, lora_down and"
+            " lora_up, or alpha, of a module); give a file of LoRA adapters"
         )
     written = _without_prefix(match["module"])
     module = _module(written, tables)
     if module is None:
         raise LoraFileError(
-            f"{place}: {key}: {match['module']} is a linear of no known network; give adapters of"
-            " a supported network, or convert the file with the tools of its project"
+            f"{place}: {key}: {match['module']} is not a linear of any supported network; give"
+            " adapters of a supported network, or convert the file with the tools of its project"
         )
     return LoraKey(key, module, written, part)
 

@@ -23,8 +23,8 @@ _SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "peft_type": (None, "LORA"),
     "bias": (None, "none"),
 }
-"""Keys of peft with the values that are supported; other such keys must be absent, null, false or
-empty."""
+"""Keys of peft with the values that are supported; the keys of `_EMPTY` must be absent, null, false
+or empty."""
 _EMPTY = (
     "use_dora",
     "use_qalora",
@@ -88,7 +88,10 @@ def peft_config(content: Mapping[str, Any], *, place: object) -> PeftConfig:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"]))
-        raise LoraFileError(f"{place}: {key}={first['input']!r:.60}: {first['msg']}") from error
+        raise LoraFileError(
+            f"{place}: {key}={first['input']!r:.60}: {first['msg']}; correct it, or save the"
+            " adapter again"
+        ) from error
     _check_method(values, place)
     for pattern in (*config.rank_pattern, *config.alpha_pattern):
         _check_pattern(pattern, place)
@@ -101,7 +104,7 @@ def _check_method(values: Mapping[str, Any], place: object) -> None:
     for key, value in wrong.items():
         raise LoraFileError(
             f"{place}: {key}={value!r:.60} is not supported, only plain LoRA of linears without"
-            " biases: merge the adapter into the base with peft, and import the whole model"
+            " biases is: merge the adapter into the base with peft, and import the whole model"
         )
     start = values.get("init_lora_weights", True)
     if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
@@ -112,19 +115,19 @@ def _check_method(values: Mapping[str, Any], place: object) -> None:
 
 
 def _check_pattern(pattern: str, place: object) -> None:
-    """Refuses patterns that are no regular expressions, or that could take exponential time."""
+    """Refuses patterns that are not regular expressions, or that could take exponential time."""
     loops = re.findall(r"(?<!\\)[*+{]", pattern)
     nested = re.search(r"(?<!\\)\)[*+{]", pattern)
     if nested or len(loops) > _MOST_LOOPS or len(pattern) > _MOST_TEXT:
         raise LoraFileError(
-            f"{place}: the pattern {pattern!r:.60} of ranks or alphas repeats too much; write the"
-            " names of the modules"
+            f"{place}: the pattern {pattern!r:.60} of ranks or alphas could take too long to"
+            " match; write the full names of the modules instead"
         )
     try:
         re.compile(rf"(.*\.)?({pattern})$")
     except (re.error, OverflowError, RecursionError) as error:
         raise LoraFileError(
-            f"{place}: the pattern {pattern!r:.60} of ranks or alphas is no regular expression"
+            f"{place}: the pattern {pattern!r:.60} of ranks or alphas is not a regular expression"
             f" ({error}); correct it, or save the adapter again"
         ) from error
 

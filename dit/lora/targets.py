@@ -77,14 +77,14 @@ def _is_of(streams: LoraStreams, pair: Pair) -> bool:
 def _nothing_matches(target: str, names: list[str]) -> str:
     if target in _WORDS:
         return (
-            f"lora.targets={target}: the layers of this network have no linear of that kind; leave"
-            " it out"
+            f"lora.targets={target}: the layers of this network have no such linears; leave this"
+            " target out"
         )
     ends = {name.rpartition(".")[2] for name in names} - {"0", "2"}
     near = get_close_matches(target, [*_WORDS, *names, *ends], n=4, cutoff=0.4)
     near = near or get_close_matches(target.strip("*."), list(ends), n=4, cutoff=0.0)
     return (
-        f"lora.targets={target}: no linear of the network has such a name; near ones are"
+        f"lora.targets={target}: no linear of the network has such a name; use a name such as"
         f" {', '.join(near)}"
     )
 
@@ -97,7 +97,7 @@ def adapters_by_linear(
     A part without adapter has None.
 
     Raises:
-        Problems: an adapter belongs to a module that the network lacks, or that is no linear.
+        Problems: an adapter belongs to a module that the network lacks, or that is not a linear.
     """
     every = {linear_name(pair): pair for pair in matrices_of_linears(model)}
     known = {name for pair in every.values() for name in their_modules(pair)}
@@ -105,8 +105,9 @@ def adapters_by_linear(
         near = get_close_matches(unknown[0], known, n=2)
         raise Problems(
             [
-                f"{len(unknown)} adapters are of modules that are no linears of this network:"
-                f" {', '.join(unknown[:3])}; near ones are {', '.join(near)}"
+                f"the adapters of {', '.join(unknown[:3])} ({len(unknown)} in all) belong to no"
+                " linear of this network; give adapters of this network. Near names of linears:"
+                f" {', '.join(near)}"
             ]
         )
     shapes = {

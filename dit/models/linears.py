@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _WEIGHT = ".weight"
 _NO_LINEARS = (".router.weight", "conditioner.embed.weight", "row_kind.weight")
-"""Endings of names of matrices that are no linears in Diffusers, so they cannot have adapters."""
+"""Endings of names of matrices that are not linears in Diffusers, so they cannot have adapters."""
 _CONDITIONER = "conditioner."
 _FUSED = "*.linear_in*.to_qkv*"
 _OURS = {

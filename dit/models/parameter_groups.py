@@ -137,7 +137,7 @@ def _nothing_matches(pattern: str, table: list[Pair]) -> str:
     names = [name for pair in table for name in (own_name((pair.ours, pair.layer)), *pair.theirs)]
     near = get_close_matches(pattern.strip("*"), names, n=3, cutoff=0.0)
     return (
-        f"optimizer.groups: pattern={pattern} matches no weight of the network. Similar names are"
+        f"optimizer.groups: pattern={pattern} matches no weight of the network; use a name such as"
         f" {', '.join(near)}"
     )
 
@@ -147,8 +147,10 @@ class FrozenWeights:
     """The weights that a run does not train: weights of frozen groups, and fixed tables."""
 
     pairs: tuple[Pair, ...] = ()  # weights of frozen groups
-    alone: frozenset[Weight] = frozenset()  # all; stored without optimizer state and average
-    partly: frozenset[str] = frozenset()  # names of which some layers are frozen, others not
+    alone: frozenset[Weight] = (
+        frozenset()
+    )  # all that are frozen; stored without optimizer state and average
+    partly: frozenset[str] = frozenset()  # names of weights that are frozen only in some layers
 
 
 NOTHING_FROZEN = FrozenWeights()

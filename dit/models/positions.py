@@ -195,7 +195,7 @@ class ReferencesFirstPositions:
 
     All tokens of a picture have the same index. The index of the next picture is larger by the
     longest side of this picture, in tokens. The picture number is 0 for the target and 1, 2, ...
-    for references; it is no rotary axis. Source: the public code of OmniGen2.
+    for references; it is not a rotary axis. Source: the public code of OmniGen2.
     """
 
     @property

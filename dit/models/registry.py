@@ -1,7 +1,7 @@
 """The table of all model families; each family is imported at its first use.
 
 The environment variable `DIT_FAMILIES` adds other families, as `name=module:attribute`, separated
-by commas. It is no configuration key, so that configuration files cannot name code to run; child
+by commas. It is not a configuration key, so that configuration files cannot name code to run; child
 processes inherit it.
 """
 
@@ -175,10 +175,10 @@ def network_spec(model: ModelConfig) -> NetworkSpec:
 def is_distilled(config: RunConfig) -> bool:
     """Whether the network of `config` is distilled to few steps.
 
-    It is if it also gets the timestep at which a step ends (flow maps), or if its named size is
-    distilled (`Family.distilled`). A Diffusers folder does not tell the size; so the network also
-    counts as distilled if all named sizes with the same numbers of layers, width and noise levels
-    are distilled.
+    It is distilled if it also gets the timestep at which a step ends (flow maps), or if its named
+    size is distilled (`Family.distilled`). A Diffusers folder does not tell the size; so the
+    network also counts as distilled if all named sizes with the same numbers of layers, width and
+    noise levels are distilled.
     """
     family = family_of(config.model)
     if family.trains_step_end and family.tells_step_end(config.model):
@@ -248,7 +248,7 @@ def diffusers_form(model: ModelConfig) -> DiffusersForm:
         raise Problems(
             [
                 f"Diffusers has no network for model.family={model.family}, so weights cannot be"
-                " converted to or from Diffusers"
+                " converted to or from Diffusers; use checkpoints of this project instead"
             ]
         )
     return form()

@@ -166,7 +166,7 @@ class FlowScheduler(SchedulerFile):
 
     def lacking(self) -> str | None:
         key = next((key for key in _NOT_OURS if getattr(self, key)), None)
-        return key and f"its {key}=true is a feature that no sampler here has"
+        return key and f"its {key}=true is a feature that no sampler of this project has"
 
     @property
     def _spacing(self) -> LevelSpacing | None:
@@ -255,7 +255,8 @@ class LcmScheduler(FlowScheduler):
     def lacking(self) -> str | None:
         if self.scale_factors:
             return (
-                f"its scale_factors={self.scale_factors} make latents grow, as no sampler here does"
+                f"its scale_factors={self.scale_factors} enlarge latents between steps, which no"
+                " sampler of this project does"
             )
         return super().lacking()
 
@@ -295,8 +296,9 @@ class UnipcScheduler(SchedulerFile):
         found = {key: getattr(self, key) for key in UnipcScheduler.model_fields if key in keys}
         others = (key for key, value in found.items() if (value or None) != _UNIPC.get(key))
         key = next(others, None)
-        return (
-            key and f"its {key}={found[key]} is not of flow matching as Wan's pipelines sample it"
+        return key and (
+            f"its {key}={found[key]} differs from Wan's pipelines, which have"
+            f" {_UNIPC.get(key)}; no sampler of this project has it"
         )
 
     def objective(self) -> ObjectiveConfig:

@@ -190,8 +190,8 @@ class FlowMatching:
             raise ValueError(
                 f"objective.level_range={list(self.config.level_range)} holds less than one in a"
                 f" billion of the levels that objective.density={self.config.density} draws with a"
-                f" shift of {float(factor_N[(high_N - low_N).argmin()]):g}; choose a wider range,"
-                " or another density or shift"
+                f" shift of {float(factor_N[(high_N - low_N).argmin()]):g}; set a wider range,"
+                " another density, or another objective.flow_shift"
             )
         return torch.lerp(low_N, high_N, quantile_N)
 

@@ -5,8 +5,8 @@
 3. dropout         captions and images that a sample is trained without
 
 A given frame has no noise and no loss. Only the number of given frames is drawn, on the CPU; the
-pack holds the latents of all frames, so only its masks change. If the frame is shown in extra
-channels (HunyuanVideo 1.5), they are zeros for a sample that does not use the frame.
+pack holds the latents of all frames, so only its masks change. If a network sees the frame in extra
+channels (HunyuanVideo 1.5), these channels are zero for a sample that does not use the frame.
 """
 
 # T packed tokens, N samples, L text tokens, E text width
@@ -87,7 +87,7 @@ def pack_rng(
 
 
 def _stream(seed: int, step: int, pack_id: int, draw: Draw) -> int:
-    """The 64-bit seed of one `draw` of a pack: that of child `draw` of SeedSequence.spawn."""
+    """The 64-bit seed of one `draw` of a pack, equal to child `draw` of SeedSequence.spawn."""
     sequence = np.random.SeedSequence((seed, step, pack_id), spawn_key=(int(draw),))
     return int(sequence.generate_state(1, np.uint64)[0])
 
@@ -326,8 +326,9 @@ def with_null_inputs(batch: PackedBatch, dropped: Sequence[bool], null: NullInpu
         packed = batch.vectors[name] if name in batch.vectors else batch.texts[name]
         if value.shape[-1] != packed.shape[-1]:
             raise ValueError(
-                f"the null input `{name}` has shape {list(value.shape)}, but the dataset's has"
-                f" width {packed.shape[-1]}; take both from the same text encoder"
+                f"the null input `{name}` has shape {list(value.shape)}, but the dataset's"
+                f" `{name}` has width {packed.shape[-1]}; encode the empty caption with the text"
+                " encoder of the dataset"
             )
     for name in [name for name in batch.texts if name in null]:
         rows_LE = batch.texts[name]
@@ -349,7 +350,7 @@ def with_null_inputs(batch: PackedBatch, dropped: Sequence[bool], null: NullInpu
 def own_null_texts(batch: PackedBatch) -> list[Tensor]:
     """Rows [M, E] that replace the main text of each sample of `batch` if it is dropped.
 
-    M = 0 if a sample has none; then the pack's null input replaces the text.
+    M is 0 for a sample without such rows; the null input of the pack then replaces its text.
     """
     own = batch.method(NullTexts)
     if own is None:

@@ -22,7 +22,7 @@ _SCHEDULERS = "dit.objectives.diffusers_schedulers"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveParts:
-    """The classes that implement an objective; an objective only for training has `training`."""
+    """The classes that implement an objective; one without sampling has only `training`."""
 
     training: Callable[[ObjectiveConfig], TrainingObjective]
     sampling: Callable[[ObjectiveConfig], SamplingPath] | None = None

@@ -277,7 +277,8 @@ def _swapped_bytes(model: ModelConfig, lora: LoraConfig) -> float:
 
     Two blocks more than `blocks_to_swap` wait on the host. A forward pass ends with two of them on
     the device, with which the backward pass begins; the backward pass leaves two for the next
-    forward pass. Chunks of virtual stages share these places, so there each pass copies all blocks.
+    forward pass. Chunks of virtual stages share this memory, so with them each pass copies all
+    blocks.
     """
     again = 2 if model.virtual_stages > 1 else 0
     if not model.blocks_to_swap:

@@ -60,9 +60,15 @@ class _Handler(LocalHandler):
             self.refuse(404, f"nothing answers a POST to {self.path[:80]}; only /make does")
         # A page of another site would have to ask before it sends this type, and gets no answer.
         elif self.headers.get_content_type() != "application/json":
-            self.refuse(415, "send JSON, as application/json")
+            self.refuse(
+                415,
+                f"Content-Type is {self.headers.get_content_type()}; send JSON, as"
+                " application/json",
+            )
         elif not length.isdecimal() or int(length) > _LONGEST:
-            self.refuse(413, f"send a Content-Length of at most {_LONGEST} bytes")
+            self.refuse(
+                413, f"Content-Length is {length!r:.20}; send a number of bytes, at most {_LONGEST}"
+            )
         else:
             self._make(self.rfile.read(int(length)))
 

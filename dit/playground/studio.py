@@ -64,22 +64,28 @@ def read_wish(body: bytes, *, weights: str, variants: int) -> Wish:
     `weights` is the option of that name, and `variants` the number of networks to choose from.
 
     Raises:
-        ValueError: `body` is no JSON object, or a value is missing, unknown, of a wrong type or out
-            of range; the message is for the person at the page.
+        ValueError: `body` is not a JSON object, or a value is missing, unknown, of a wrong type or
+            out of range; the message is for the person at the page.
     """
     content = parse_json(body)
     if not isinstance(content, dict):
-        raise ValueError("the request is no JSON object")
+        raise ValueError(
+            f"the request is a {type(content).__name__}, not a JSON object; send an object with"
+            f" {', '.join(_OWN)}"
+        )
     known = _OPTIONS | _OWN
     if unknown := sorted(map(str, content.keys() - known.keys())):
-        raise ValueError(f"unknown keys {', '.join(unknown)}; known are {', '.join(known)}")
+        raise ValueError(
+            f"the request has the unknown keys {', '.join(unknown)}; leave them out:"
+            f" known are {', '.join(known)}"
+        )
     if missing := sorted(_OWN.keys() - content.keys()):
-        raise ValueError(f"the request lacks {', '.join(missing)}")
+        raise ValueError(f"the request lacks {', '.join(missing)}; add what is missing")
     given = {name: value for name, value in content.items() if value is not None}
     for name, value in given.items():
         if type(value) not in known[name]:
             kinds = " or ".join(kind.__name__ for kind in known[name])
-            raise ValueError(f"{name}={value!r:.40} must be of type {kinds}")
+            raise ValueError(f"{name}={value!r:.40} must be of type {kinds}; correct it")
         if type(value) is int and value.bit_length() > _BITS:
             raise ValueError(f"{name} is too large; give a number below 2**{_BITS}")
     return _checked(given, weights=weights, variants=variants)
@@ -88,7 +94,7 @@ def read_wish(body: bytes, *, weights: str, variants: int) -> Wish:
 def _checked(given: Mapping[str, Any], *, weights: str, variants: int) -> Wish:
     prompt, seed, variant = (given.get(name) for name in _OWN)
     if prompt is None or seed is None or variant is None:
-        raise ValueError(f"{', '.join(_OWN)} must not be null")
+        raise ValueError(f"{', '.join(_OWN)} must not be null; give a value for each")
     if any(
         len(one) > _LONGEST or "\0" in one for one in (prompt, given.get("negative_prompt", ""))
     ):

@@ -144,5 +144,5 @@ def _rise(run: RunRecord) -> Iterator[str]:
 
 
 def count(value: Any) -> int:
-    """A metric as a number of samples; 0 if `value` is no number."""
+    """A metric as a number of samples; 0 if `value` is not a number."""
     return int(finite(value) or 0)

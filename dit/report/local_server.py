@@ -111,7 +111,11 @@ class LocalHandler(BaseHTTPRequestHandler):
         """
         name = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
         if self.server.only_local and name not in _LOCAL:
-            self.refuse(403, f"open {self.server.url}, or start with --host to use other names")
+            self.refuse(
+                403,
+                f"this server does not answer requests to {name!r:.100}: open {self.server.url},"
+                " or start it with --host to use other names",
+            )
             return False
         return True
 

@@ -36,7 +36,7 @@ def slider(runs: Sequence[RunRecord], undrawn: list[NotShown], *, most: int = ST
     """HTML of the pictures of all runs with one slider; empty without pictures.
 
     The slider covers the steps of all runs, at most `most` of each; a run shows the pictures of its
-    latest step up to the chosen one. Files that are no pictures are added to `undrawn`.
+    latest step up to the chosen one. Files that are not pictures are added to `undrawn`.
     """
     found = {run.name: _frames(run, undrawn, most=most) for run in runs}
     steps = sorted({step for frames in found.values() for step, _ in frames})
@@ -160,7 +160,7 @@ def _prompts(cells: Sequence[Cell]) -> str:
 
 
 def _image(file: Path, undrawn: list[NotShown], *, alt: str, title: str = "") -> str:
-    """An <img> with the content of `file`; empty if the file is no picture.
+    """An <img> with the content of `file`; empty if the file is not a picture.
 
     `undrawn` then gets a notice.
     """
@@ -174,7 +174,7 @@ def _image(file: Path, undrawn: list[NotShown], *, alt: str, title: str = "") ->
 
 
 def _video(file: Path, undrawn: list[NotShown], *, alt: str, title: str, wave: str = "") -> str:
-    """A <video> with the content of `file`; empty, with a notice in `undrawn`, if it is no MP4.
+    """A <video> with the content of `file`; empty, with a notice in `undrawn`, if it is not MP4.
 
     It is also empty if the file is too large for a page. `wave` is the name of a picture of its
     sound in the same folder, which is shown below it.
@@ -182,12 +182,17 @@ def _video(file: Path, undrawn: list[NotShown], *, alt: str, title: str, wave: s
     source = ""
     with watching(str(file), undrawn):
         if not file.is_file():
-            raise FileNotFoundError("it is not there, or is no file")
+            raise FileNotFoundError(
+                "it does not exist, or is not a regular file; generate it again"
+            )
         if file.stat().st_size > _MOST_VIDEO:
-            raise ValueError(f"a page takes videos of at most {_MOST_VIDEO:,} bytes")
+            raise ValueError(
+                f"it has {file.stat().st_size:,} bytes, and a page takes videos of at most"
+                f" {_MOST_VIDEO:,}; generate a smaller one"
+            )
         content = file.read_bytes()
         if content[4:8] != b"ftyp":  # each MP4 begins with it
-            raise ValueError("it is no MP4")
+            raise ValueError("it is not an MP4 file; generate it again")
         source = f"data:video/mp4;base64,{base64.b64encode(content).decode()}"
     words = f'aria-label="{escape(alt)}" title="{escape(title)}"'
     muted = "" if wave else " muted"
@@ -203,7 +208,7 @@ def _source(file: Path) -> tuple[str, bool]:
         OSError: the file does not exist.
     """
     if not file.is_file():  # reading a pipe would wait for ever
-        raise FileNotFoundError("it is not there, or is no file")
+        raise FileNotFoundError("it does not exist, or is not a regular file; generate it again")
     content = file.read_bytes()
     with Image.open(file) as image:
         whole, kind = image.convert("RGBA"), "webp" if image.format == "WEBP" else "png"
@@ -224,7 +229,7 @@ def _smaller(image: Any) -> bytes:
 def generated(folder: Path, undrawn: list[NotShown]) -> str:
     """HTML of the pictures that generate_dit wrote into `folder`, with their prompts.
 
-    A file that is no picture is added to `undrawn`.
+    A file that is not a picture is added to `undrawn`.
 
     Raises:
         ReportError: the folder has no samples.json, or it is damaged.
@@ -258,13 +263,15 @@ def _samples(content: Any) -> list[dict[str, Any]]:
         ValueError: an entry has no prompt, or names a file outside the folder.
     """
     if not isinstance(content, list):
-        raise ValueError("it is no list")
+        raise ValueError(f"it holds a {type(content).__name__}, not a list of samples")
     for number, one in enumerate(content):
         said = [one.get(key) for key in ("prompt", "file")] if isinstance(one, dict) else []
         if not said or not all(isinstance(text, str) for text in said) or "seed" not in one:
             raise ValueError(f"entry {number} has no prompt, file or seed")
         if Path(one["file"]).name != one["file"]:
-            raise ValueError(f"entry {number} names a file outside the folder")
+            raise ValueError(
+                f"entry {number} names {one['file']!r:.100}, a file outside the folder"
+            )
     return content
 
 

@@ -95,7 +95,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
     """Reads the runs in `folders`.
 
     Raises:
-        ReportError: a folder is no run folder or is given twice, or nothing in it can be read.
+        ReportError: a folder is not a run folder or is given twice, or nothing in it can be read.
     """
     found, missing = read_begun(folders)
     if missing:
@@ -197,14 +197,14 @@ def _line(text: str) -> dict[str, Any]:
     """Parses one line of a file of metrics.
 
     Raises:
-        ValueError: the line is no object with a step.
+        ValueError: the line is not an object with a step.
     """
     line = parse_json(text)
     if not isinstance(line, dict) or "step" not in line:
-        raise ValueError("it has no step")
+        raise ValueError("it is not an object with a 'step'")
     step = line["step"]
     if type(step) is not int or not 0 <= step <= _LAST_STEP:
-        raise ValueError(f"step={str(step)[:40]!r} is no whole number from 0 to 2^53")
+        raise ValueError(f"step={str(step)[:40]!r} is not a whole number from 0 to 2^53")
     # Names that are the same string in all lines take half of the memory.
     return {sys.intern(name): value for name, value in line.items()}
 
@@ -224,15 +224,33 @@ def _settings(file: Path) -> tuple[dict[str, Any], RunConfig | None, list[str]]:
     The configuration is None if the file is missing, damaged or of another version.
     """
     if not file.is_file():
-        return {}, None, [f"{file} is missing: settings are not shown"]
+        return (
+            {},
+            None,
+            [f"{file} is missing, so settings are not shown; copy it from a checkpoint of the run"],
+        )
     try:
         settings = dict(flat(parse_yaml(_text(file)).values))
     except (ValueError, AttributeError) as error:  # no YAML, or no mapping
-        return {}, None, [f"{file} is damaged, settings are not shown: {_one_line(error)}"]
+        return (
+            {},
+            None,
+            [
+                f"{file} is damaged, so settings are not shown ({_one_line(error)}); copy it from a"
+                " checkpoint of the run"
+            ],
+        )
     try:
         return settings, read_config(file), []
     except ConfigError as error:
-        return settings, None, [f"{file} is of another version: {_one_line(error)}"]
+        return (
+            settings,
+            None,
+            [
+                f"{file} is of another version ({_one_line(error)}); use that version to see all"
+                " tables"
+            ],
+        )
 
 
 def default_settings() -> dict[str, Any]:
@@ -264,10 +282,16 @@ def _card(folder: Path, settings: dict[str, Any]) -> tuple[dict[str, Any] | None
             try:
                 card = parse_json(_text(file))
             except ValueError as error:
-                return None, [f"{file} is damaged and not shown: {_one_line(error)}"]
+                return None, [
+                    f"{file} is damaged and not shown ({_one_line(error)}); copy it from the"
+                    " dataset's folder"
+                ]
             if isinstance(card, dict):
                 return card, []
-            return None, [f"{file} is damaged and not shown: it is no object"]
+            return None, [
+                f"{file} is damaged and not shown, because it holds no JSON object; copy it from"
+                " the dataset's folder"
+            ]
     return None, []
 
 

@@ -73,7 +73,7 @@ class Bucket:
 
 
 def chart_place(name: str) -> ChartPlace:
-    """The place where the metric `name` is drawn; without a rule it gets a chart of its own."""
+    """Section, chart and label of the metric `name`; a metric without a rule gets its own chart."""
     for pattern, section, title, label in _RULES:
         if match := re.fullmatch(pattern, name):
             return ChartPlace(_ORDER.index(section), match.expand(title), match.expand(label))

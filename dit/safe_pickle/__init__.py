@@ -42,6 +42,9 @@ def loads(
     except pickle.UnpicklingError as error:
         raise pickle.UnpicklingError(short(error)) from None
     except DAMAGE as error:
-        what = f"the pickle is damaged ({type(error).__name__}: {short(error)})"
+        what = (
+            f"the pickle is damaged ({type(error).__name__}: {short(error)}); copy or save the"
+            " file again"
+        )
         raise pickle.UnpicklingError(what) from None
     return value

@@ -35,7 +35,7 @@ DAMAGE = (
     *(EOFError, OSError, MemoryError, AssertionError, BufferError, struct.error),
     zipfile.BadZipFile,
 )
-"""Errors that the parsers of Python and torch raise for bytes that are no pickle."""
+"""Errors that the parsers of Python and torch raise for bytes that are not a pickle."""
 _MAGIC = 0x1950A86A20F9469CFC6C
 _VERSION = 1001
 _TYPES = set(STORAGE_TYPES.values())
@@ -72,12 +72,18 @@ class _Handlers(dict[int, Any]):
     def __getitem__(self, code: int) -> Any:
         self._left -= 1
         if self._left < 0:
-            raise pickle.UnpicklingError(f"the pickle has over {_MOST_OPCODES} instructions")
+            raise pickle.UnpicklingError(
+                f"the pickle has more than {_MOST_OPCODES} instructions, too many to read; save"
+                " fewer objects in one file"
+            )
         return super().__getitem__(code)
 
     def __missing__(self, code: int) -> Any:
         word = _WORDS.get(code, f"0x{code:02x}")
-        raise pickle.UnpicklingError(f"the pickle has the instruction {word}, not allowed here")
+        raise pickle.UnpicklingError(
+            f"the pickle has the instruction {word}, which is not allowed here; save tensors and"
+            " plain values again with torch.save"
+        )
 
 
 # Python's unpickler in Python: the one in C allocates a memo as large as the number in a PUT, looks
@@ -114,25 +120,37 @@ class SafeUnpickler(pickle._Unpickler):
             return self._classes[key]
         if key in self._names:
             return self._names[key]
-        raise pickle.UnpicklingError(f"the pickle names {module}.{name}, which is not allowed here")
+        raise pickle.UnpicklingError(
+            f"the pickle names {module}.{name}, which is not allowed here; save only tensors,"
+            " NumPy arrays and plain values"
+        )
 
     def persistent_load(self, pid: Any) -> Any:
         if self._storages is None:
-            raise pickle.UnpicklingError("the pickle refers to something outside of itself")
+            raise pickle.UnpicklingError(
+                "the pickle refers to data outside of the file; save the object again with"
+                " torch.save"
+            )
         return self._storages(pid)
 
     def _reduce(self) -> None:
         arguments = self.stack.pop()
         called = self.stack[-1]
         if type(called) is not Name or type(arguments) is not tuple:
-            raise pickle.UnpicklingError(f"the pickle calls {type_in_words(called)}")
+            raise pickle.UnpicklingError(
+                f"the pickle calls {type_in_words(called)}, which is not allowed here; save only"
+                " tensors, NumPy arrays and plain values"
+            )
         self.stack[-1] = called.make(self._limits, *arguments)
 
     def _new(self) -> None:
         arguments = self.stack.pop()
         cls = self.stack[-1]
         if not self._is_class(cls) or arguments != ():
-            raise pickle.UnpicklingError(f"the pickle makes an instance of {type_in_words(cls)}")
+            raise pickle.UnpicklingError(
+                f"the pickle makes an instance of {type_in_words(cls)}, which is not allowed here;"
+                " save only tensors, NumPy arrays and plain values"
+            )
         self.stack[-1] = cls.__new__(cls)
 
     def _is_class(self, cls: Any) -> bool:
@@ -149,7 +167,10 @@ class SafeUnpickler(pickle._Unpickler):
         elif type(built) is NumpyType:
             built.build(state)
         else:
-            raise pickle.UnpicklingError(f"the pickle sets the state of {type_in_words(built)}")
+            raise pickle.UnpicklingError(
+                f"the pickle sets the state of {type_in_words(built)}, which is not allowed here;"
+                " save only tensors, NumPy arrays and plain values"
+            )
 
     def _append(self) -> None:
         self._add([self.stack.pop()])
@@ -159,7 +180,10 @@ class SafeUnpickler(pickle._Unpickler):
 
     def _add(self, items: list[Any]) -> None:
         if type(self.stack[-1]) is not list:
-            raise pickle.UnpicklingError(f"the pickle appends to {type_in_words(self.stack[-1])}")
+            raise pickle.UnpicklingError(
+                f"the pickle appends items to {type_in_words(self.stack[-1])} instead of a list;"
+                " it is damaged: save the object again with torch.save"
+            )
         self.stack[-1].extend(items)
 
     def _set_item(self) -> None:
@@ -179,7 +203,10 @@ class SafeUnpickler(pickle._Unpickler):
         if type(target) is not dict and not (
             isinstance(target, dict) and self._is_class(type(target))
         ):
-            raise pickle.UnpicklingError(f"the pickle sets an item of {type_in_words(target)}")
+            raise pickle.UnpicklingError(
+                f"the pickle sets an item of {type_in_words(target)} instead of a dict; it is"
+                " damaged: save the object again with torch.save"
+            )
         for key, value in zip(items[::2], items[1::2], strict=True):
             self._limits.check_key(key)
             target[key] = value
@@ -187,7 +214,10 @@ class SafeUnpickler(pickle._Unpickler):
     def _add_items(self) -> None:
         items = self.pop_mark()
         if type(self.stack[-1]) is not set:
-            raise pickle.UnpicklingError(f"the pickle adds to {type_in_words(self.stack[-1])}")
+            raise pickle.UnpicklingError(
+                f"the pickle adds items to {type_in_words(self.stack[-1])} instead of a set; it is"
+                " damaged: save the object again with torch.save"
+            )
         self.stack[-1].update(self._keys(items))
 
     def _frozen_set(self) -> None:
@@ -205,7 +235,10 @@ class SafeUnpickler(pickle._Unpickler):
         self._limits.spend(size)
         content = bytearray(self.read(size))
         if len(content) != size:
-            raise pickle.UnpicklingError("the pickle is cut short")
+            raise pickle.UnpicklingError(
+                f"the pickle is cut short: a byte array has {len(content)} of its {size} bytes;"
+                " copy or save the file again"
+            )
         self.append(content)
 
 
@@ -239,12 +272,16 @@ def _read_zip(data: bytes, limits: Limits, classes: Mapping[tuple[str, str], typ
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         pickles = [name for name in archive.namelist() if name.endswith("/data.pkl")]
         if len(pickles) != 1:
-            raise pickle.UnpicklingError("the ZIP archive is not one of torch.save")
+            raise pickle.UnpicklingError(
+                f"the ZIP archive has {len(pickles)} entries data.pkl instead of the one that"
+                " torch.save writes; save the object again with torch.save"
+            )
         folder, found = pickles[0].removesuffix("data.pkl"), dict[str, Storage]()
         order = f"{folder}byteorder"
         if order in archive.namelist() and _entry(archive, order, limits) != b"little":
             raise pickle.UnpicklingError(
-                "the archive is of a big-endian machine; save it on another one"
+                "the archive was written on a big-endian machine; save the object again on a"
+                " little-endian one, such as a PC"
             )
 
         def storage(pid: Any) -> Storage:
@@ -255,7 +292,7 @@ def _read_zip(data: bytes, limits: Limits, classes: Mapping[tuple[str, str], typ
             if found[key].dtype != dtype or len(found[key].content) != size:
                 raise pickle.UnpicklingError(
                     f"the archive is damaged: data/{key} has {len(found[key].content)} bytes of"
-                    f" {found[key].dtype}, not {size} of {dtype}"
+                    f" {found[key].dtype}, not {size} of {dtype}; copy or save the file again"
                 )
             return found[key]
 
@@ -269,26 +306,39 @@ def _entry(archive: zipfile.ZipFile, name: str, limits: Limits) -> bytes:
     entry = archive.getinfo(name)
     if entry.compress_type != zipfile.ZIP_STORED:
         raise pickle.UnpicklingError(
-            f"the archive's {name} is compressed; save it again by torch.save"
+            f"the archive's {name} is compressed, which torch.save never does; save the object"
+            " again with torch.save"
         )
     if not entry.CRC:
         del entry.CRC  # torch.save can leave checksums out; zipfile then has none to check
     limits.spend(2 * entry.file_size)
     content = archive.read(entry)
     if len(content) != entry.file_size:
-        raise pickle.UnpicklingError(f"the archive's {name} is cut short")
+        raise pickle.UnpicklingError(
+            f"the archive's {name} has {len(content)} of its {entry.file_size} bytes; copy or save"
+            " the file again"
+        )
     return content
 
 
 def _described(pid: Any, *, parts: int) -> tuple[torch.dtype, str, int]:
     """(dtype, key, size in bytes) of the storage that the persistent id `pid` denotes."""
     if type(pid) is not tuple or len(pid) != parts or pid[0] != "storage":
-        raise pickle.UnpicklingError("the pickle refers to something that is no storage")
+        raise pickle.UnpicklingError(
+            "the pickle refers to something other than the storage of a tensor; save the object"
+            " again with torch.save"
+        )
     _, dtype, key, _device, numbers, *view = pid
     if type(key) is not str or type(numbers) is not int or numbers < 0 or any(view):
-        raise pickle.UnpicklingError("the pickle has a storage of no known form")
+        raise pickle.UnpicklingError(
+            "the pickle describes the storage of a tensor in an unknown form; save the tensor"
+            " again with torch.save"
+        )
     if type(dtype) is not torch.dtype or dtype not in _TYPES:
-        raise pickle.UnpicklingError("the pickle has a storage of no known type")
+        raise pickle.UnpicklingError(
+            "the pickle has a tensor of a dtype that is not supported here; convert it to float32,"
+            " and save it again with torch.save"
+        )
     return dtype, key, numbers * dtype.itemsize
 
 
@@ -300,7 +350,10 @@ def _read_legacy(file: BinaryIO, size: int, limits: Limits) -> Any:
         dtype, key, length = _described(pid, parts=6)
         if key not in found:
             if length > size:
-                raise pickle.UnpicklingError("the pickle is cut short")
+                raise pickle.UnpicklingError(
+                    f"the pickle is cut short: the storage {key} has {length} bytes, more than the"
+                    f" whole file ({size} bytes); copy or save the file again"
+                )
             limits.spend(length)
             content = bytearray(length)
             found[key] = (Storage.of(dtype, content), content)
@@ -311,16 +364,25 @@ def _read_legacy(file: BinaryIO, size: int, limits: Limits) -> Any:
 
     version, machine, value = one(), one(), one(storages=storage)
     if version != _VERSION or type(machine) is not dict or not machine.get("little_endian"):
-        raise pickle.UnpicklingError("the archive is of another version or a big-endian machine")
+        raise pickle.UnpicklingError(
+            f"the archive has another version than {_VERSION}, or was written on a big-endian"
+            " machine; save the object again with torch.save on a PC"
+        )
     keys = one()
     if type(keys) is not list or sorted(keys) != sorted(found):
-        raise pickle.UnpicklingError("the archive lacks some of its storages")
+        raise pickle.UnpicklingError(
+            "the archive does not list the storages that its tensors use; copy or save the file"
+            " again"
+        )
     for key in keys:
         stored, content = found[key]
         (numbers,) = struct.unpack("<q", file.read(8))
         given = file.read(len(content))
         if numbers * stored.dtype.itemsize != len(content) or len(given) != len(content):
-            raise pickle.UnpicklingError("the archive is cut short")
+            raise pickle.UnpicklingError(
+                f"the archive is cut short: the storage {key} does not have its {len(content)}"
+                " bytes; copy or save the file again"
+            )
         content[:] = given
     return value
 
@@ -328,19 +390,28 @@ def _read_legacy(file: BinaryIO, size: int, limits: Limits) -> Any:
 def _storage_of(limits: Limits, data: Any) -> Storage:
     """The storage of a tensor in a plain pickle: `data` is a legacy archive inside it."""
     if type(data) is not bytes:
-        raise pickle.UnpicklingError("the pickle has a storage of no known form")
+        raise pickle.UnpicklingError(
+            "the pickle describes the storage of a tensor in an unknown form; save the tensor"
+            " again with torch.save"
+        )
     limits.spend(len(data))
     file = io.BytesIO(data)
     if SafeUnpickler(file, limits=limits, names=NAMES).load() != _MAGIC:
-        raise pickle.UnpicklingError("the pickle has a storage of no known form")
+        raise pickle.UnpicklingError(
+            "the pickle describes the storage of a tensor in an unknown form; save the tensor"
+            " again with torch.save"
+        )
     value = _read_legacy(file, len(data), limits)
     if type(value) is not Storage:
-        raise pickle.UnpicklingError("the pickle has a storage of no known form")
+        raise pickle.UnpicklingError(
+            "the pickle describes the storage of a tensor in an unknown form; save the tensor"
+            " again with torch.save"
+        )
     return value
 
 
-# Functions by which a pickled tensor loads its storage. The second stands in pickles of processes
-# that had imported Megatron-Core 0.17 or newer.
+# Functions by which a pickled tensor loads its storage. Processes that have imported Megatron-Core
+# 0.17 or newer write the second name.
 _NAMES_OF_PLAIN = NAMES | {
     key: Name(text=".".join(key), make=_storage_of)
     for key in (

@@ -1,7 +1,8 @@
 """The names that a pickle may contain, the values that they build, and limits on both.
 
-No name stands for the function that it names: such functions trust their arguments, and some
-import, allocate or call whatever a file asks for. Each name stands for a function of this module.
+A name in a pickle never leads to the function of that name, because such functions trust their
+arguments, and some import, allocate or call whatever a file asks for. Each name leads to a function
+of this module instead, which checks its arguments.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ class Limits:
         """
         self._bytes -= size
         if size < 0 or self._bytes < 0:
-            raise pickle.UnpicklingError("the pickle asks for far more memory than it has bytes")
+            raise pickle.UnpicklingError(
+                "the pickle asks for far more memory than it has bytes; it is damaged or"
+                " malicious: get the file again from a source that you trust"
+            )
 
     def check_size(self, size: int) -> None:
         """Refuses a tensor whose copy would have `size` bytes, if that is too large.
@@ -60,7 +64,10 @@ class Limits:
             pickle.UnpicklingError: `size` is far larger than the pickle.
         """
         if size > self._expanded:
-            raise pickle.UnpicklingError(f"the pickle describes a tensor of {size} bytes")
+            raise pickle.UnpicklingError(
+                f"the pickle describes a tensor of {size} bytes, far more than the file has; save"
+                " tensor.contiguous() instead"
+            )
 
     def check_key(self, key: Any) -> None:
         """Counts and checks a `key` of a dict or set; text is not counted.
@@ -75,13 +82,22 @@ class Limits:
             return
         self._keys -= 1
         if self._keys < 0:
-            raise pickle.UnpicklingError(f"the pickle has over {_MOST_KEYS} keys that are no text")
+            raise pickle.UnpicklingError(
+                f"the pickle has more than {_MOST_KEYS} keys that are not text; save dictionaries"
+                " and sets with fewer keys, or with text as keys"
+            )
         inner = key if type(key) is tuple else (key,)
         for item in inner:
             if type(item) not in _SCALARS or (type(item) is int and abs(item) > 2**64):
-                raise pickle.UnpicklingError(f"the pickle has a key of {type_in_words(item)}")
+                raise pickle.UnpicklingError(
+                    f"the pickle has a key with {type_in_words(item)}; save it with text, or with"
+                    " numbers up to 2**64, as keys"
+                )
         if len(inner) > _MOST_PARTS:
-            raise pickle.UnpicklingError(f"the pickle has a key of {len(inner)} parts")
+            raise pickle.UnpicklingError(
+                f"the pickle has a key of {len(inner)} parts, more than {_MOST_PARTS}; save it"
+                " with shorter keys"
+            )
 
 
 def check_plain(value: Any, classes: frozenset[type]) -> None:
@@ -91,7 +107,7 @@ def check_plain(value: Any, classes: frozenset[type]) -> None:
     exponential.
 
     Raises:
-        pickle.UnpicklingError: `value` is no plain value, too large or nested too deeply.
+        pickle.UnpicklingError: `value` is not a plain value, too large or nested too deeply.
     """
     left, count = [(value, 0)], 0
     while left:
@@ -99,7 +115,10 @@ def check_plain(value: Any, classes: frozenset[type]) -> None:
         count += 1
         inner = _inside(item, classes)
         if depth > _MOST_DEPTH or count + len(left) + len(inner) > _MOST_VALUES:
-            raise pickle.UnpicklingError("the pickle holds itself, or is too large or too deep")
+            raise pickle.UnpicklingError(
+                f"the pickle holds itself, has more than {_MOST_VALUES} values, or has values"
+                f" nested more than {_MOST_DEPTH} deep; save fewer and flatter values"
+            )
         left += [(one, depth + 1) for one in inner]
 
 
@@ -117,15 +136,19 @@ def _inside(item: Any, classes: frozenset[type]) -> list[Any] | tuple[Any, ...]:
     if kind is np.ndarray or isinstance(item, np.generic):
         if item.dtype.str[1:] in NUMPY_TYPES:
             return ()
-        raise pickle.UnpicklingError(f"the pickle holds NumPy values of {item.dtype}")
+        raise pickle.UnpicklingError(
+            f"the pickle holds NumPy values of dtype {item.dtype}, which is not numeric; save them"
+            " as numbers or as plain text"
+        )
     raise pickle.UnpicklingError(
-        f"the pickle holds {type_in_words(item)}, which is not allowed here"
+        f"the pickle holds {type_in_words(item)}, which is not allowed here; save only tensors,"
+        " NumPy arrays and plain values"
     )
 
 
 def type_in_words(item: Any) -> str:
     """A word for `item` in messages: the text of a `Name`, else its type."""
-    return getattr(item, "text", None) or f"a {type(item).__name__}"
+    return getattr(item, "text", None) or f"an object of type {type(item).__name__}"
 
 
 def short(what: object) -> str:
@@ -168,7 +191,9 @@ class NumpyType:
 
     def build(self, state: Any) -> None:
         if not isinstance(state, tuple) or len(state) < 2 or state[1] not in ("<", ">", "|", "="):
-            raise pickle.UnpicklingError("the pickle has a NumPy dtype of no known form")
+            raise pickle.UnpicklingError(
+                "the pickle has a NumPy dtype in an unknown form; save the array as a torch tensor"
+            )
         self.order = state[1]
 
     def array(self, content: Any) -> np.ndarray:
@@ -184,7 +209,9 @@ def fill_array(limits: Limits, array: np.ndarray, state: Any) -> None:
     """
     _version, shape, dtype, fortran, content = state
     if array.shape != (0,) or array.dtype != np.int8:
-        raise pickle.UnpicklingError("the pickle fills an array twice")
+        raise pickle.UnpicklingError(
+            "the pickle fills a NumPy array twice; it is damaged: save the array again"
+        )
     _check_array(shape, dtype, content)
     limits.spend(2 * len(content))
     values = dtype.array(content)
@@ -195,30 +222,42 @@ def fill_array(limits: Limits, array: np.ndarray, state: Any) -> None:
 def _check_array(shape: Any, dtype: Any, content: Any) -> None:
     _check_numbers(shape)
     if type(dtype) is not NumpyType or type(content) not in (bytes, bytearray):
-        raise pickle.UnpicklingError("the pickle has an array of no known form")
+        raise pickle.UnpicklingError(
+            "the pickle has a NumPy array in an unknown form; save the array as a torch tensor"
+        )
     size = math.prod(shape) * np.dtype(dtype.kind).itemsize
     if size != len(content):
         raise pickle.UnpicklingError(
-            f"the pickle has an array of shape {list(shape)} and {len(content)} bytes"
+            f"the pickle has an array of shape {list(shape)} with {len(content)} bytes instead of"
+            f" {size}; save the array again"
         )
 
 
 def _check_numbers(numbers: Any) -> None:
     if type(numbers) is not tuple:
         kind = type_in_words(numbers)
-        raise pickle.UnpicklingError(f"the pickle has a shape that is {kind}, not a tuple")
+        raise pickle.UnpicklingError(
+            f"the pickle has a shape that is {kind}, not a tuple; save the tensor or array again"
+        )
     if len(numbers) > MOST_AXES:
         raise pickle.UnpicklingError(
-            f"the pickle has a shape of {len(numbers)} axes, more than {MOST_AXES}"
+            f"the pickle has a shape of {len(numbers)} axes, more than {MOST_AXES}; save the"
+            " tensor or array with fewer axes"
         )
     if wrong := [n for n in numbers if type(n) is not int or not 0 <= n < 2**48]:
-        shown = wrong[0] if type(wrong[0]) is int and abs(wrong[0]) < 2**64 else "no usable number"
-        raise pickle.UnpicklingError(f"the pickle has a shape with {shown} in it")
+        shown = wrong[0] if type(wrong[0]) is int and abs(wrong[0]) < 2**64 else "an unusable value"
+        raise pickle.UnpicklingError(
+            f"the pickle has a shape with {shown} in it, instead of whole numbers from 0 to 2**48;"
+            " save the tensor or array again"
+        )
 
 
 def _array_to_fill(_: Limits, kind: Name, _shape: Any, _dtype: Any) -> np.ndarray:
     if kind is not NAMES["numpy", "ndarray"]:
-        raise pickle.UnpicklingError("the pickle has an array of another class")
+        raise pickle.UnpicklingError(
+            "the pickle has an array of another class than numpy.ndarray; save"
+            " numpy.asarray(array) instead"
+        )
     return np.empty(0, np.int8)
 
 
@@ -242,7 +281,10 @@ def _numpy_scalar(_: Limits, dtype: Any, content: Any) -> np.generic:
 def _numpy_type(_: Limits, kind: Any, *_flags: Any) -> NumpyType:
     name = kind.lstrip("<|=")
     if name not in NUMPY_TYPES:
-        raise pickle.UnpicklingError(f"the pickle names the NumPy type {kind}, which is no number")
+        raise pickle.UnpicklingError(
+            f"the pickle names the NumPy type {kind}, which is not numeric; save the array with a"
+            " numeric type, such as float32"
+        )
     return NumpyType(name)
 
 
@@ -254,14 +296,18 @@ def _tensor(
     _check_numbers(stride)
     _check_numbers((offset,))
     if len(size) != len(stride):
-        raise pickle.UnpicklingError("the pickle has a tensor of no known form")
+        raise pickle.UnpicklingError(
+            f"the pickle has a tensor with {len(size)} sizes but {len(stride)} strides; save the"
+            " tensor again with torch.save"
+        )
     # max(1, n): an axis of length 0 must not hide the product of the others.
     limits.check_size(math.prod(max(1, n) for n in size) * dtype.itemsize)
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     numbers = storage.content.view(dtype)
     if math.prod(size) and last >= len(numbers):
         raise pickle.UnpicklingError(
-            f"the pickle has a tensor of shape {list(size)} and {len(numbers)} numbers"
+            f"the pickle has a tensor of shape {list(size)}, but only {len(numbers)} numbers for"
+            " it; save the tensor again with torch.save"
         )
     if not math.prod(size):
         return torch.empty(size, dtype=dtype)
@@ -269,7 +315,8 @@ def _tensor(
 
 
 _LAZY = (
-    "the pickle has a tensor that is conjugate or negated; save tensor.resolve_conj().resolve_neg()"
+    "the pickle has a tensor that is conjugate or negated; save"
+    " tensor.resolve_conj().resolve_neg() instead"
 )
 
 
@@ -292,14 +339,20 @@ def _tensor_v3(
 
 def _parameter(_: Limits, data: Any, *_flags: Any) -> Tensor:
     if type(data) is not Tensor:
-        raise pickle.UnpicklingError("the pickle has a parameter of no known form")
+        raise pickle.UnpicklingError(
+            f"the pickle has a parameter that is {type_in_words(data)}, not a tensor; save the"
+            " parameter again with torch.save"
+        )
     return data
 
 
 def _encoded(limits: Limits, text: Any, encoding: Any) -> bytes:
     """The bytes that `text` stands for; pickles of protocol 0 to 2 write bytes as text."""
     if encoding not in ("latin1", "latin-1") or type(text) is not str:
-        raise pickle.UnpicklingError("the pickle has bytes of no known form")
+        raise pickle.UnpicklingError(
+            "the pickle has bytes in an encoding other than latin1; save them again with pickle"
+            " protocol 3 or newer"
+        )
     limits.spend(len(text))
     return text.encode("latin1")
 
@@ -310,14 +363,20 @@ def _bytes(limits: Limits, content: Any = b"") -> bytes:
 
 def _byte_array(limits: Limits, content: Any = b"") -> bytearray:
     if type(content) is not bytes:  # bytearray(10**12) would allocate that many bytes
-        raise pickle.UnpicklingError("the pickle has bytes of no known form")
+        raise pickle.UnpicklingError(
+            f"the pickle makes bytes from {type_in_words(content)}; save them again with pickle"
+            " protocol 3 or newer"
+        )
     limits.spend(2 * len(content))
     return bytearray(content)
 
 
 def _set(limits: Limits, items: Any = ()) -> set[Any]:
     if type(items) not in (list, tuple):
-        raise pickle.UnpicklingError("the pickle has a set of no known form")
+        raise pickle.UnpicklingError(
+            f"the pickle makes a set from {type_in_words(items)}, not from a list; save the set"
+            " again"
+        )
     limits.spend(8 * len(items))
     for item in items:
         limits.check_key(item)
@@ -330,7 +389,9 @@ def _frozen_set(limits: Limits, items: Any = ()) -> frozenset[Any]:
 
 def _complex(_: Limits, real: Any, imaginary: Any) -> complex:
     if type(real) is not float or type(imaginary) is not float:
-        raise pickle.UnpicklingError("the pickle has a complex number of no known form")
+        raise pickle.UnpicklingError(
+            "the pickle has a complex number whose parts are not both floats; save the number again"
+        )
     return complex(real, imaginary)
 
 
@@ -345,12 +406,18 @@ def _size(_: Limits, numbers: Any) -> tuple[int, ...]:
 
 def _device(_: Limits, kind: Any, *_number: Any) -> str:
     if type(kind) is not str:
-        raise pickle.UnpicklingError("the pickle has a device of no known form")
+        raise pickle.UnpicklingError(
+            f"the pickle has a torch.device whose name is {type_in_words(kind)}, not text; save"
+            " the object without it"
+        )
     return kind
 
 
 def _nothing(*_: Any) -> None:
-    raise pickle.UnpicklingError("the pickle calls a class that is only to be named")
+    raise pickle.UnpicklingError(
+        "the pickle calls numpy.ndarray, which is not allowed here; save the array as a torch"
+        " tensor"
+    )
 
 
 _MAKERS: dict[tuple[str, str], Callable[..., Any]] = {

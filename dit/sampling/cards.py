@@ -14,6 +14,8 @@ from dit.codecs.dataset_card import FORMAT_VERSION, CodecError
 from dit.codecs.dataset_encoder import unused_places
 from dit.codecs.encoder_options import EncoderPadding
 from dit.codecs.pretrained import ModelLocation
+from dit.codecs.sound import sound_in_card
+from dit.codecs.sound.ltx2 import Ltx2Sound
 from dit.codecs.text import TextEncoder
 from dit.codecs.vae import Codec
 from dit.distributed.entry import say_notice
@@ -28,7 +30,7 @@ def decoder_of_card(card: dict[str, Any], model: str | None, cache: str | None) 
     """The decoder (VAE) that a dataset card names, on the GPU if there is one.
 
     `model` (a hub name or folder) and `cache` say where its weights are now; None: as in the card.
-    A notice is printed for each of them that has no effect, because the decoder has no weights.
+    If the decoder has no weights, a notice says that `model` or `cache` has no effect.
 
     Raises:
         ValueError: the decoder cannot be opened.
@@ -43,8 +45,8 @@ def decoder_of_card(card: dict[str, Any], model: str | None, cache: str | None) 
 def encoder_of_card(card: dict[str, Any], cache: str | None) -> TextEncoder:
     """The text encoder that a dataset card names, on the CPU.
 
-    `cache` is a Hugging Face cache or a pipeline folder with its weights; None: as in the card. A
-    notice is printed if it has no effect, because the encoder has no weights.
+    `cache` is a Hugging Face cache or a pipeline folder with its weights; None: as in the card. If
+    the encoder has no weights, a notice says that `cache` has no effect.
 
     Raises:
         CodecError: the encoder cannot be opened.
@@ -58,7 +60,7 @@ def encoder_of_card(card: dict[str, Any], cache: str | None) -> TextEncoder:
 def card_of_pipeline(
     folder: Path, *, processor: str | None = None, stored_padding: bool = False
 ) -> dict[str, Any]:
-    """A dataset card for the text encoder and VAE in the pipeline folder `folder`.
+    """A dataset card for the text encoder, the VAE and any audio VAE in the pipeline `folder`.
 
     If several processors match, the card names `processor` if it is one of them, else the first.
     With `stored_padding` the card says that texts include the encoder's hidden states of padding.
@@ -93,9 +95,11 @@ def card_of_pipeline(
     length = {"max_length": reads.default_length, "precision": _PRECISION["text_encoder"]}
     if stored_padding:
         length["padding"] = str(EncoderPadding.KEEP)
+    heard = Ltx2Sound(model_name=str(folder)) if (folder / Ltx2Sound.subfolder).is_dir() else None
     return {
         "format_version": FORMAT_VERSION,
         "processor": {"name": made.name, **made.settings},
+        **sound_in_card(heard),
         "text_encoder": reads.from_settings(where | length).settings,
         "latent": {
             "channels": made.channels,
@@ -128,7 +132,8 @@ def _check_sees_as_much(encoder: type[TextEncoder], processor: str | None, folde
 def _has(folder: Path, encoder: type[TextEncoder]) -> bool:
     (part, _) = getattr(encoder, "subfolders", ("text_encoder", ""))
     exists = (folder / part).is_dir()
-    return exists and _architecture(folder, part) == getattr(encoder, "network", None)
+    known = getattr(encoder, "networks", (getattr(encoder, "network", None),))
+    return exists and _architecture(folder, part) in known
 
 
 def _architecture(folder: Path, part: str) -> str | None:
@@ -142,6 +147,7 @@ def _config(folder: Path, part: str) -> dict[str, Any]:
         content = parse_json(file.read_bytes())
     except (OSError, ValueError) as error:
         raise CodecError(
-            f"{file} cannot be read ({explained(error)}); give the folder of a whole pipeline"
+            f"{file} cannot be read ({explained(error)}); give the folder of a complete Diffusers"
+            " pipeline"
         ) from error
     return content if isinstance(content, dict) else {}

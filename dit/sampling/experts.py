@@ -94,8 +94,9 @@ def boundary_of(high: RunConfig, low: RunConfig) -> float:
     if not (first == last and top == 1 and bottom <= 1e-3):
         problems.append(
             f"objective.level_range={ranges[0]} of --checkpoint_path and {ranges[1]} of"
-            " --checkpoint_path_low do not meet: the first must be the expert of the high levels,"
-            " such as [0.875, 1], and the second that of all below, such as [0, 0.875]"
+            " --checkpoint_path_low do not meet: give the expert of the high levels, such as"
+            " [0.875, 1], as the first, and the expert of all levels below, such as [0, 0.875], as"
+            " the second"
         )
     for key in _LEVELS:
         one, other = (getattr(run.objective, key) for run in (high, low))

@@ -80,6 +80,9 @@ class Request:
     seed: int  # of its noise, which depends neither on other requests nor on the layout
     conditions: tuple[Condition, ...] = ()  # pictures and clips that it shows
     sound: SoundRequest | None = None  # the sound to generate; None: no sound
+    # Latents that get noise of the first level in place of pure noise, for networks with sound.
+    # Either all requests of a call have them, or none.
+    start: Generated | None = None
 
 
 class Generated(NamedTuple):
@@ -216,7 +219,8 @@ def generate_streams(
             told: Any = {"config": config, "settings": settings, "after_step": after_step}
             told |= {"seeds": [one.seed for one in chosen.values()]}
             if has_sound(config.model):
-                made = _sample_streams(model, pack, **told)
+                starts = any(one.start is not None for one in chosen.values())
+                made = _sample_streams(model, pack, **told, starts=starts)
             else:
                 made = [Generated(one, None) for one in _sample_pack(model, pack, **told)]
             latents |= dict(zip(members, made, strict=True))
@@ -243,7 +247,7 @@ def _check_sampler(
     if family_of(model).tells_step_end(model) and settings.sampler != Sampler.EULER:
         raise ValueError(
             f"sampler {settings.sampler}: the network was distilled to predict whole steps (mean"
-            " flow); use the sampler euler (--sampler, or validation.sampler in training)"
+            " flow); use --sampler euler (in training validation.sampler=euler)"
         )
     unguided = model.unguided_by
     scale = settings.guidance_after if settings.guidance == 1 else settings.guidance
@@ -256,7 +260,7 @@ def _check_sampler(
     if steps is not None and len(steps) != settings.num_steps:
         raise ValueError(
             f"num_steps={settings.num_steps}: objective.sampling_timesteps has {len(steps)}"
-            f" timesteps, one for each step; set num_steps={len(steps)} (in training"
+            f" timesteps, one for each step; set --num_steps {len(steps)} (in training"
             f" validation.sampling_steps={len(steps)})"
         )
 
@@ -273,12 +277,13 @@ def _check_conditions(
         )
     if settings.sampler is not Sampler.EULER:
         raise ValueError(
-            f"sampler {settings.sampler}: it cannot keep given pictures of a video at their own"
-            " noise levels; use the sampler euler (--sampler euler)"
+            f"sampler {settings.sampler} cannot keep given pictures of a video at noise levels of"
+            " their own; use --sampler euler"
         )
     if settings.guiders is not None:
         raise ValueError(
-            "a guider does not go with pictures or clips at frames of a video; leave out --guider"
+            "--guider cannot be used with pictures or clips at frames of a video (--at_frame,"
+            " --video); leave out --guider"
         )
 
 
@@ -329,9 +334,12 @@ def _blank(
         )
     rules = family_of(model).conditions(model)
     inputs = {**inputs, **(own_latents(request.conditions, rules) if rules else {})}
-    latent_CFHW = torch.zeros(model.in_channels, *request.latent_FHW)
+    start, latent_CFHW = request.start, torch.zeros(model.in_channels, *request.latent_FHW)
+    if start is not None:
+        latent_CFHW = start.latent_CFHW.cpu()
     if request.sound is not None:
-        inputs |= request.sound.inputs(model)
+        heard_KA = None if start is None or start.sound_KA is None else start.sound_KA.cpu()
+        inputs |= request.sound.inputs(model, heard_KA)
         latent_CFHW = request.sound.video(latent_CFHW)
     text_LE = inputs.get(TEXT, torch.empty(0, model.crossattn_emb_size))
     return LatentSample(
@@ -433,10 +441,12 @@ def _sample_streams(
     config: RunConfig,
     settings: SamplingSettings,
     after_step: Callable[[Callable[[], list[Tensor]]], None],
+    starts: bool,
 ) -> list[Generated]:
     """Generates latents and sounds of one pack of a network with several streams.
 
     At each step `after_step` gets a function that returns the predicted latents; it may call it.
+    With `starts` the latents of the pack get noise of the first level in place of pure noise.
     """
     device = getattr(model, "device", None) or next(model.parameters()).device
     batch, path = pack_to(pack.own, device), sampling_path(config.objective)
@@ -456,7 +466,10 @@ def _sample_streams(
         patch = {"patch_temporal": config.model.patch_temporal}
         return unpack_latents(latent_TC, batch, patch_spatial=config.model.patch_spatial, **patch)
 
-    after = Guidance(scale=settings.guidance_after, between=guide.between)
+    after = replace(guide, scale=settings.guidance_after)
+    start_TC = joint.noise(initial_noise(batch, seeds), seeds)
+    if starts:
+        start_TC = joint.started(start_TC, path, predictions.noise_SN[0].to(device))
     state_TC = sample(
         path,
         guided_at_first(
@@ -466,7 +479,7 @@ def _sample_streams(
             part=settings.guidance_steps,
             sampler=settings.sampler,
         ),
-        joint.noise(initial_noise(batch, seeds), seeds),
+        start_TC,
         joint.row,
         num_steps=settings.num_steps,
         sampler=settings.sampler,

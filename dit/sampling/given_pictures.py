@@ -97,7 +97,7 @@ class GivenPictures:
         self._check_ends(inputs, frames)
         most = sum(one.kind is InputKind.REFERENCE for one in inputs)
         if len(self.references) > most:
-            takes = f"takes {most} at most" if most else "takes none"
+            takes = f"takes at most {most}" if most else "takes no references"
             raise ValueError(
                 f"{self._named(self.references[most])}: the network {takes}"
                 f" (model.reference_latents={most}); leave it out, or use a network that was"
@@ -121,7 +121,7 @@ class GivenPictures:
         for number, (value, option, name) in enumerate(given, 1):
             if value is None and number <= needed:
                 raise ValueError(
-                    f"{place}the network reads {names}, which is computed from a given picture:"
+                    f"{place}the network computes {names} from pictures, and one is missing:"
                     f" {options.missing.format(name)}"
                 )
             if value is not None and number > most:
@@ -149,7 +149,7 @@ class GivenPictures:
         (frames, height, width); `multiple` is the side of a token in pixels.
 
         Raises:
-            ValueError: a file is no picture; the codec of the data is not on this machine, or
+            ValueError: a file is not a picture; the codec of the data is not on this machine, or
                 cannot compute one of the inputs.
         """
         ends = {} if self.first is None else self._ends(decoder, wanted, size)
@@ -161,7 +161,10 @@ class GivenPictures:
             which = (
                 f"is not on this machine; {self.options.encoders} the folder that has it"
                 if decoder is None
-                else f"({decoder.name}) reads no pictures; {self.options.encoders} one that does"
+                else (
+                    f"({decoder.name}) reads no pictures; {self.options.encoders} the folder of"
+                    " one that does"
+                )
             )
             raise ValueError(f"{option}: the VAE of the data {which}")
         frames, height, width = size
@@ -182,7 +185,7 @@ class GivenPictures:
         """The first frame as a tensor [1, 3, H, W] in [-1, 1], by `read_picture`.
 
         Raises:
-            ValueError: the file is missing, or is no picture.
+            ValueError: the file is missing, or is not a picture.
         """
         assert self.first is not None
         return read_picture(self.first, height, width, option=self._option("first"))
@@ -196,13 +199,13 @@ class GivenPictures:
         place, missing = self.options.place, self.options.missing
         if not encoder.reads_alone and not self.references:
             raise ValueError(
-                f"{place}the text encoder {encoder.name} of the data sees the pictures that the"
+                f"{place}the text encoder {encoder.name} of the data needs the pictures that the"
                 f" prompt changes: {missing.format('reference')}"
             )
         if encoder.sees_first_frame and self.first is None:
             raise ValueError(
-                f"{place}the text encoder {encoder.name} of the data sees the first frame beside a"
-                f" prompt: {missing.format('image')}"
+                f"{place}the text encoder {encoder.name} of the data needs the first frame beside"
+                f" a prompt: {missing.format('image')}"
             )
 
     def texts(
@@ -218,7 +221,7 @@ class GivenPictures:
         negative prompt, and encodes it without pictures to rows [L, E] and vectors [E], by name.
 
         Raises:
-            ValueError: the encoder needs a picture and none is given, or a file is no picture.
+            ValueError: the encoder needs a picture and none is given, or a file is not a picture.
         """
         self.check_seen_by(encoder)
         prompt, negative = words
@@ -251,7 +254,7 @@ class GivenPictures:
         pixels; `multiple` is the side of a token in pixels.
 
         Raises:
-            ValueError: there is no VAE, or a file is no picture or video.
+            ValueError: there is no VAE, or a file is not a picture or video.
         """
         if self.references and decoder is None:
             raise ValueError(
@@ -302,7 +305,7 @@ class GivenPictures:
             if not getattr(decoder, "edits_pictures", False):
                 raise ValueError(
                     f"--reference_size published: no pipeline of the codec {decoder.name} edits"
-                    " pictures; choose own or target"
+                    " pictures; set --reference_size to own or target"
                 )
             width, height = decoder.reference_size(width, height)
         wide, high = (max(side // multiple, 1) * multiple for side in (width, height))
@@ -313,7 +316,7 @@ class GivenPictures:
     def shown(self, height: int, width: int) -> np.ndarray | None:
         """References side by side, or else the first frame, as uint8 [H, W, 3] for the grid.
 
-        Each picture fills `height` x `width` pixels. None if there is no picture.
+        Each picture fills `height` x `width` pixels. Returns None if there is no picture.
         """
         each = [
             self._reference(file, 1, _covering(self._upright(file).size, (height, width)))
@@ -343,7 +346,7 @@ def read_picture(file: str, height: int, width: int, *, option: str) -> Tensor:
     `option` names the file in messages.
 
     Raises:
-        ValueError: the file is missing, or is no picture.
+        ValueError: the file is missing, or is not a picture.
     """
     return _colours(_upright(file, option=option).resize((width, height), Image.Resampling.LANCZOS))
 

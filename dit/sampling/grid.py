@@ -102,9 +102,9 @@ def _spelled(fonts: Fonts) -> list[NotShown]:
         return []
     some = " ".join(sorted(fonts.missing)[:8])
     because = (
-        f"no installed font has {len(fonts.missing)} of their characters ({some}), which stand as"
-        " code points (U+...); install a font that has them, such as Noto Sans CJK. samples.json"
-        " has the prompts as they are"
+        f"no installed font has {len(fonts.missing)} of their characters ({some}), which are shown"
+        " as code points (U+...); install a font that has them, such as Noto Sans CJK."
+        " samples.json has the prompts as they are"
     )
     return [NotShown(what="prompts in grid.png", because=because)]
 

@@ -1,8 +1,8 @@
 """Guidance by a guider, an object that some pipelines of Diffusers have.
 
-HunyuanVideo 1.5's has a `ClassifierFreeGuidance`, whose settings are in guider/guider_config.json.
-HunyuanImage 2.1's has an `AdaptiveProjectedMixGuidance`, and another one in ocr_guider/ for prompts
-with words in quotation marks.
+The pipeline of HunyuanVideo 1.5 has a `ClassifierFreeGuidance`, whose settings are in
+guider/guider_config.json. The pipeline of HunyuanImage 2.1 has an `AdaptiveProjectedMixGuidance`,
+and another guider in ocr_guider/ for prompts with words in quotation marks.
 """
 
 # C patch features, T packed tokens, N samples
@@ -40,7 +40,7 @@ Diffusers' network, or need rows and columns."""
 
 
 def open_guider(folder: str | Path, *, scale: float | None = None) -> Any:
-    """Opens the guider in `folder`, which is that of a guider or of a pipeline with one.
+    """Opens a guider; `folder` is its folder, or that of a pipeline that has a guider.
 
     `scale` replaces the guidance scale in its configuration, unless it is None.
 
@@ -57,13 +57,13 @@ def open_guider(folder: str | Path, *, scale: float | None = None) -> Any:
     except (OSError, ValueError) as error:
         raise ValueError(
             f"--guider {folder}: {file} cannot be read ({reason(error)}); give the folder of a"
-            " pipeline that has a guider, or of a guider"
+            " guider, or of a pipeline that has one"
         ) from error
     name = content.get("_class_name") if isinstance(content, dict) else None
     if name not in GUIDERS:
         raise ValueError(
-            f"--guider {folder}: {file} is of class {name!r}; known are {', '.join(GUIDERS)}; leave"
-            " it out, and use --guidance"
+            f"--guider {folder}: {file} is of class {name!r}, which is not supported"
+            f" ({', '.join(GUIDERS)} are); leave --guider out, and use --guidance"
         )
     for key, value in content.items():
         if isinstance(value, int | float) and not abs(value) <= MOST_GUIDANCE:
@@ -76,8 +76,8 @@ def open_guider(folder: str | Path, *, scale: float | None = None) -> Any:
         return getattr(guiders, name).from_config(content, **told)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"--guider {folder}: {file} describes no {name}: {error}; give another folder, or"
-            " use --guidance"
+            f"--guider {folder}: {file} is not a valid configuration of {name} ({error}); give"
+            " another folder, or use --guidance"
         ) from error
 
 
@@ -154,7 +154,7 @@ def _combined(
     predicted: Callable[[int], Tensor],
     batch: PackedBatch,
 ) -> Tensor:
-    """Combines the predictions of all samples, [T, C]; zero for tokens outside targets.
+    """Combines the predictions of all samples, [T, C]; tokens without a target are zero.
 
     `predicted` computes the prediction 0 (conditional) or 1 (unconditional).
     """

@@ -124,7 +124,8 @@ def report_written(written: Written, folder: Path, *, count: int) -> None:
     if written.lost:
         raise ValueError(
             f"{len(written.lost)} of {count} samples could not be written into {folder}:"
-            f" {'; '.join(map(str, written.lost[:_SHOWN]))}"
+            f" {'; '.join(map(str, written.lost[:_SHOWN]))}. Remove the cause, and run the command"
+            " again"
         )
 
 

@@ -114,7 +114,10 @@ def initial_noise(batch: PackedBatch, seeds: Sequence[int]) -> Tensor:
         ValueError: the number of seeds is not that of samples.
     """
     if len(seeds) != batch.num_samples:
-        raise ValueError(f"{len(seeds)} seeds for a pack of {batch.num_samples} samples")
+        raise ValueError(
+            f"a pack needs one seed for each sample, but got {len(seeds)} seeds for"
+            f" {batch.num_samples} samples"
+        )
     width = batch.latent_TC.shape[1]
     drawn = [
         torch.randn(tokens, width, generator=torch.Generator("cpu").manual_seed(seed))
@@ -175,8 +178,8 @@ def guided_at_first(
     """A network that calls `first` in the first steps of a sampler, and `after` in the others.
 
     `part` is the fraction of steps that call `first`. The network counts its calls, so it serves a
-    single run of the sampler. Levels would be ambiguous: Heun's second call in a step has the level
-    of the next step's first call.
+    single run of the sampler. It cannot tell steps by their levels, because Heun's second call in a
+    step has the level of the next step's first call.
     """
     guided_steps = sum((i + 1) / num_steps <= part for i in range(num_steps))
     calls, guided_calls = count(), guided_steps * sampler.calls_a_step

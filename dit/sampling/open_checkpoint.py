@@ -56,6 +56,10 @@ class OpenCheckpoint:
     null: NullInputs  # the inputs of a sample without caption; empty if samples have their own
     card: dict[str, Any] = field(repr=False)
 
+    def with_stride(self, latent_stride: LatentStride) -> OpenCheckpoint:
+        """A copy of this checkpoint, which generates latents of sizes by `latent_stride`."""
+        return replace(self, latent_stride=latent_stride)
+
 
 def open_checkpoint(
     checkpoint_path: str | Path,
@@ -109,8 +113,8 @@ def open_checkpoint(
 def _null_inputs(path: Path, encoder: TextEncoder, model: ModelConfig) -> NullInputs:
     """The inputs of a sample without caption, by name.
 
-    They are stored in the checkpoint, or else the encoding of "". Empty for an encoder that needs
-    pictures, because each sample then has inputs of its own.
+    They are read from the checkpoint if it stores them; else "" is encoded. If the encoder needs
+    pictures, the result is empty, because each sample then has inputs of its own.
     """
     if not encoder.reads_alone:
         return {}
@@ -144,7 +148,9 @@ def _low_expert(config: RunConfig, options: LoadOptions) -> tuple[_Expert | None
 
 
 def _network_away(config: RunConfig, options: LoadOptions) -> _Expert | None:
-    """The (path, configuration) of the weaker network from which guidance moves away; or None.
+    """The (path, configuration) of --checkpoint_path_away, or None without this option.
+
+    Guidance moves away from the predictions of that network.
 
     Raises:
         ValueError: the network does not fit the network of `config`, or there are two experts.
@@ -188,7 +194,7 @@ def _load_experts(
 def _card_of_pipeline(options: LoadOptions, model: ModelConfig) -> dict[str, Any] | None:
     """A dataset card for the pipeline in --t5_cache_dir, for a checkpoint without a card.
 
-    None if that folder has no VAE.
+    Returns None if that folder has no VAE.
     """
     if options.t5_cache_dir is None or not (Path(options.t5_cache_dir) / "vae").is_dir():
         return None
@@ -246,7 +252,7 @@ def open_decoder(
     except ValueError as error:
         if needed or "stride" not in latent:
             raise ValueError(
-                f"the decoder of the dataset cannot be opened: {error}. Give its place with"
+                f"the decoder of the dataset cannot be opened: {error}. Give its folder with"
                 " --tokenizer_cache_dir or --tokenizer_model, or keep latents: --save_latents"
             ) from error
     patches = {"side_cells": model.side_cells, "patch_temporal": model.patch_temporal}

@@ -64,7 +64,7 @@ def unused(prompts: Sequence[Prompt]) -> str:
 def unguided(negatives: Iterable[str], *, guidance: float) -> str:
     """A notice that negative prompts are not used, for `guidance` 1.
 
-    Empty with other guidance, or if all of `negatives` are empty.
+    The notice is empty with another guidance, or if all of `negatives` are empty.
     """
     return (
         "negative prompts are not used, because there is no guidance (guidance is 1)"
@@ -106,7 +106,7 @@ def read_prompts(file: Path, *, option: str = "--prompts_file") -> list[Prompt]:
             lines = enumerate(map(_bare, _LINE_ENDS.split(text)), 1)
             prompts = [Prompt(text=line, place=f"{where}, line {i}") for i, line in lines if line]
     if not prompts:
-        raise ValueError(f"{where} has no prompt; write one on each line")
+        raise ValueError(f"{where} has no prompt; write at least one, each on a line of its own")
     for prompt in prompts:
         if any("\0" in text for text in (prompt.text, prompt.negative or "")):
             raise ValueError(f"{prompt.place} holds a NUL character; remove it")
@@ -154,7 +154,7 @@ def _text(file: Path, where: str) -> str:
             f"{where} cannot be read ({reason(error)}); check its permissions"
         ) from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"{where} is no text ({error}); save it as UTF-8") from error
+        raise ValueError(f"{where} is not UTF-8 text ({error}); save it as UTF-8") from error
 
 
 def _from_json(text: str, where: str) -> list[Prompt]:
@@ -163,7 +163,9 @@ def _from_json(text: str, where: str) -> list[Prompt]:
         more = tuple(key for key in content if key != "data")
         content = content.get("data")
     if not isinstance(content, list):
-        raise ValueError(f'{where} has no list; write {{"data": [{{"caption": "..."}}]}}')
+        raise ValueError(
+            f'{where} must hold a list of prompts; write {{"data": [{{"caption": "..."}}]}}'
+        )
     found = [_prompt(item, f"{where}, entry {number}") for number, item in enumerate(content)]
     return [replace(one, unused=(*one.unused, *more)) for one in found]
 
@@ -183,14 +185,14 @@ def _parsed(text: str, where: str) -> Any:
         parse_json(text)
         return json.loads(text, object_pairs_hook=_object)
     except ValueError as error:
-        raise ValueError(f"{where} is no JSON ({error}); correct it there") from error
+        raise ValueError(f"{where} is not valid JSON ({error}); correct it there") from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entry: dict[str, Any] = {}
     for name, value in pairs:
         if name in entry:
-            raise ValueError(f"{name!r} stands in one entry twice, so leave one out")
+            raise ValueError(f"the key {name!r} occurs twice in one entry; remove one of the two")
         entry[name] = value
     return entry
 
@@ -213,7 +215,9 @@ def _prompt(item: Any, where: str) -> Prompt:
             )
     negative = entry.get("negative_prompt")
     if not isinstance(negative, str | None):
-        raise ValueError(f'{where}: "negative_prompt": {_shown(negative)} must be a text')
+        raise ValueError(
+            f'{where}: "negative_prompt": {_shown(negative)} must be a text in quotation marks'
+        )
     files: dict[str, Any] = {}
     for name, ours in (_PICTURES | _STREAMS).items():
         files[ours] = next(iter(_pictures(entry, name, where, several=False)), None)

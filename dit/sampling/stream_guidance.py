@@ -15,13 +15,13 @@ streams that do not attend to each other. Then guidance rescale restores the sta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dit.batch import LATENTS, SOUND, Perturbation
+from dit.batch import Perturbation
 from dit.command_line import option
 from dit.config import ModelConfig
 from dit.config.validation import MOST_GUIDANCE

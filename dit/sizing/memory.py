@@ -121,8 +121,8 @@ def _rank_of_file(model: ModelConfig, file: str) -> int:
 def _numbers_of_file(place: str) -> int | None:
     """Number of elements of all matrices in a LoRA file, or in the first file of a folder.
 
-    They are read from the file's header. None if it cannot be read, so that an estimate can be made
-    on another machine.
+    The shapes are read from the file's header. The result is None if the file cannot be read, so
+    that an estimate can be made on another machine.
     """
     path = Path(place)
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))

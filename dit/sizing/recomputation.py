@@ -33,7 +33,7 @@ def choose_recomputation(
 ) -> Recomputation:
     """The least recomputation that fits a device of `device_memory` bytes; if none fits, the most.
 
-    None stands for a CPU, which recomputes nothing.
+    A `device_memory` of None stands for a CPU, which recomputes nothing.
     """
     choices = list(_choices(config))
     if device_memory is None:

@@ -144,7 +144,7 @@ def _refuse(model: ModelConfig, reason: str) -> None:
     if reason:
         raise ValueError(
             f"model.attention_backend={model.attention_backend} cannot be used: {reason};"
-            " set model.attention_backend=auto, or name another one"
+            " set model.attention_backend=auto, or name another kernel"
         )
 
 

@@ -31,8 +31,8 @@ def synchronize_timers() -> None:
 def timed(part: str) -> Iterator[None]:
     """A context or decorator whose seconds are added to `part`.
 
-    After an error it adds nothing, and does not wait for the device, where a collective with a
-    failed rank would never end.
+    After an error it adds nothing and does not wait for the device, because a collective with a
+    failed rank would never end there.
     """
     began = _now()
     _inner.append(0.0)

@@ -207,7 +207,7 @@ def _check_updates(run: TrainState, *, since: int) -> None:
     if 0 < steps <= run.progress.skipped_in_a_row:
         raise FloatingPointError(
             f"every step was skipped ({counted(steps, 'step')}), because its loss or gradient was"
-            f" not finite: no weight has changed{_skipped_file(run)}. Look at these samples and at"
+            f" not finite: no weight has changed{_skipped_file(run)}. Look at the samples and at"
             " the weights that the run started from, or lower optimizer.lr"
         )
 

@@ -134,8 +134,8 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise ValueError(f"{other} and --inverted exclude each other; leave one out")
     if is_address(args.checkpoint_path) and args.output_dir is None:
         raise ValueError(
-            f"--checkpoint_path {args.checkpoint_path} is no folder here, so that the results have"
-            " no place; give --output_dir, too"
+            f"--checkpoint_path {args.checkpoint_path} is not a folder of this machine, so that"
+            " the results have no place there; give --output_dir, too"
         )
     generation_options(args)
 

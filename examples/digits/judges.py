@@ -78,11 +78,14 @@ def grey_levels(picture_FHW3: np.ndarray) -> np.ndarray:
     """The first frame of a uint8 picture on the scale of the real digits: float [64], 0 to 16.
 
     Raises:
-        ValueError: its height or width is no multiple of 8.
+        ValueError: its height or width is not a multiple of 8.
     """
     _, height, width, _ = picture_FHW3.shape
     if height % SIDE or width % SIDE:
-        raise ValueError(f"a picture of {height}x{width} pixels is not a whole multiple of 8x8")
+        raise ValueError(
+            f"a picture has {height} x {width} pixels, and both numbers must be multiples of"
+            f" {SIDE}; generate pictures of such a size"
+        )
     grey_HW = picture_FHW3[0].astype(np.float64).mean(-1)
     blocks = grey_HW.reshape(SIDE, height // SIDE, SIDE, width // SIDE)
     return blocks.mean((1, 3)).ravel() * (LEVELS / 255)
@@ -265,7 +268,7 @@ def held_out_digits(folder: Path, decoder: Codec) -> np.ndarray:
     """Grey levels [K, 8, 8], 0 to 16, of the unedited digits in the validation split.
 
     Raises:
-        ValueError: there are no digits, or they are no pairs of a digit and its edit.
+        ValueError: there are no samples, or they are not pairs of a digit and its edit.
     """
     samples = decoded(folder, "val", EDITS, option="--edits", decoder=decoder)
     found = [
@@ -285,7 +288,7 @@ def mirrored_clips(folder: Path, decoder: Codec) -> list[np.ndarray]:
     """The uint8 target clips [F, H, W, 3] of the validation split, which mirror their references.
 
     Raises:
-        ValueError: there are no samples, or they are no clips of moving digits.
+        ValueError: there are no samples, or they are not clips of moving digits.
     """
     kind = "--moving --edits"
     found = [clip for clip, _ in decoded(folder, "val", EDITS[1:], option=kind, decoder=decoder)]
@@ -303,7 +306,7 @@ def decoded(
     """Yields the uint8 picture [F, H, W, 3] and the caption of each sample of a split.
 
     Raises:
-        ValueError: a caption is none of `captions`, those of data packed with `option`.
+        ValueError: a caption is not in `captions`, which are those of data packed with `option`.
     """
     for tar in sorted((folder / split).glob("*.tar")):
         for latent_CFHW, caption in _samples(tar):

@@ -109,7 +109,10 @@ def trained(folder: Path, keys: Sequence[str], *, cpu_seconds: float = math.inf)
     losses = [one for one in map(json.loads, lines) if "val_loss" in one]
     if child.returncode not in (os.EX_OK, os.EX_TEMPFAIL) or not losses:
         said = (folder / "output.txt").read_text()[-2000:]
-        raise ValueError(f"the training in {folder} ended before its last step: {said}")
+        raise ValueError(
+            f"the training in {folder} ended before its last step; correct what its output says,"
+            f" and remove that folder: {said}"
+        )
     of_levels = [[one[f"val_loss_k{k}"] for k in range(LEVELS)] for one in losses]
     found: Training = {"step_s": step_s, "losses": of_levels}
     done.write_text(json.dumps(found) + "\n")

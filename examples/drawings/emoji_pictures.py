@@ -42,7 +42,10 @@ def main(argv: list[str] | None = None) -> int:
     if args.folder.exists():
         parser.error(f"{args.folder} is there already; name a new folder, or remove it")
     if not args.font.is_file():
-        parser.error(f"--font {args.font} is not there; install fonts-noto-color-emoji (Debian)")
+        parser.error(
+            f"--font {args.font} does not exist; name its file, or install fonts-noto-color-emoji"
+            " (Debian)"
+        )
     args.folder.mkdir(parents=True)
     rows = []
     for code, caption, content in emoji(args.font):

@@ -271,7 +271,7 @@ def test_commands(made, capsys) -> None:
     told = ["--hf-path", str(texts), "--base-path", str(folder / "base")]
     told += ["--megatron-path", str(folder / "d")]
     assert main(["import-lora", *told]) == 1
-    assert "--ignore_text_encoder leaves such keys out" in capsys.readouterr().err
+    assert "Leave such keys out with --ignore_text_encoder" in capsys.readouterr().err
     assert main(["import-lora", *told, "--ignore-text-encoder"]) == 0
     assert f"1 of {len(tensors)} keys are of text encoders" in capsys.readouterr().out
     told = ["--hf-path", str(folder / "a"), "--base-path", str(folder / "a")]

@@ -37,7 +37,7 @@ REFUSED = {
     f"{TOYS}:odd_batch": "batch 1 has a tensor of (3, 6, 4), and 2 data ranks cannot divide",
     f"{TOYS}:no_pair": "forward_loss returns Tensor, not a sum and a count",
     f"{TOYS}:other_builds": f"build gives embed.weight other values on rank 1 of {DATA}",
-    "tests.nowhere": "its functions cannot be imported: ModuleNotFoundError",
+    "tests.nowhere": "tests.nowhere cannot be imported: ModuleNotFoundError",
 }
 
 
@@ -92,4 +92,7 @@ def test_the_exit_code_tells_networks_that_are_right() -> None:
 def test_a_layout_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["package.module", "--layouts", "tp2"])
-    assert "'tp2' is no layout; give one such as ddp+dp2, fsdp2+dp2" in capsys.readouterr().err
+    assert (
+        "'tp2' is not the name of a layout; give one such as ddp+dp2, fsdp2+dp2"
+        in capsys.readouterr().err
+    )

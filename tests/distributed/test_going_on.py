@@ -231,7 +231,7 @@ def test_adapters_beside_drawn_weights_go_on(pretrain, tmp_path):
     for wrong in ("rng.seed=7", "model.init_method_std=0.1"):
         anew = "checkpoint.load_data_position=false"
         said = pretrain(parts, *mock, "train.train_iters=4", wrong, anew).error()
-        assert "adapters beside weights that are in no file, but drawn at each" in said
+        assert "are in no file: each start draws them again" in said
         assert wrong in said
     assert "continuing after step 2" in _said(pretrain(parts, *mock, "train.train_iters=4"))
     _said(pretrain(whole, *mock, "train.train_iters=4"))

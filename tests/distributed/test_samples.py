@@ -222,7 +222,7 @@ def test_samples_that_cannot_be_drawn_change_nothing_in_a_run(enter, digits, tmp
     # Each once, and again in the last lines.
     for said in ("at step 2, the folder of the samples", f"at step 3, grid.png: {drawn}/step_"):
         assert done.said.count(said) == 2
-    assert done.said.count("stand as code points") == 2
+    assert done.said.count("shown as code points") == 2
     assert done.said.startswith("dit custom: ")  # no library speaks before
     assert done.said.count("a sample: ") == 2  # of step 2; that of step 4 is of the same kind
 

@@ -104,7 +104,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "frames and sound of a published network": (
         ("--family", "ltx2.3", *SHORT, *GIVEN_STREAMS),
-        ("tp2+sp+cp2+pp2",),
+        ("tp2+sp+cp2+pp2+muon+route",),
     ),
     "all other kinds": (("--family", *OTHERS, *SHORT), ("tp2+sp+cp2+pp2",)),
     "refiners and grouped heads, many layouts": (

@@ -180,7 +180,7 @@ def test_references_of_prompts_are_those_of_generate_dit(enter, tmp_path):
 
     for wrong, said in (
         ({"reference_path": "gone.png"}, 'line 3: the picture "gone.png" is neither in'),
-        ({"reference_path": ["0.png", "1.png"]}, "1.png: the network takes 1 at most"),
+        ({"reference_path": ["0.png", "1.png"]}, "1.png: the network takes at most 1"),
         ({"image_path": "0.png"}, "0.png: the network takes no picture; leave it out"),
     ):
         bad = tmp_path / "bad.jsonl"

@@ -153,11 +153,11 @@ def test_one_process_of_a_starter_is_alone(launched, variables):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"RANK": "abc"}, "RANK=abc is no whole number"),
-        ({"RANK": "-1"}, "RANK=-1 is no whole number"),
-        ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0 is no whole number of at least 1"),
-        ({"WORLD_SIZE": "2.0"}, "WORLD_SIZE=2.0 is no whole number"),
-        ({"LOCAL_RANK": "x"}, "LOCAL_RANK=x is no whole number"),
+        ({"RANK": "abc"}, "RANK=abc is not a whole number"),
+        ({"RANK": "-1"}, "RANK=-1 is not a whole number"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0 is not a whole number of at least 1"),
+        ({"WORLD_SIZE": "2.0"}, "WORLD_SIZE=2.0 is not a whole number"),
+        ({"LOCAL_RANK": "x"}, "LOCAL_RANK=x is not a whole number"),
         ({"RANK": "2"}, "RANK=2 must be from 0 to 1, below WORLD_SIZE=2"),
         ({"LOCAL_RANK": "2"}, "LOCAL_RANK=2 must be below WORLD_SIZE=2"),
         ({"MASTER_PORT": "99999999"}, "MASTER_PORT=99999999 must be from 1 to 65535"),

@@ -63,7 +63,7 @@ def test_a_wish_has_the_options_of_generation() -> None:
         ({"negative_prompt": "a\0"}, "holds a NUL character"),
         ({"guidance": "2"}, "guidance='2' must be of type int or float"),
         ({"sampler": "magic"}, "choose one of euler, heun"),
-        ({"image": "/etc/passwd"}, "unknown keys image"),
+        ({"image": "/etc/passwd"}, "the unknown keys image"),
         ({"prompt": "x" * 10_001}, "at most 10000 characters"),
     ],
 )

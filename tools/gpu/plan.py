@@ -136,7 +136,7 @@ def chosen(asked: str, *, done: Sequence[str]) -> list[Row]:
     wanted = {*re.findall(r"[^\s,]+", asked)} or {*NAMES}
     if unknown := wanted - {*NAMES, "missing"}:
         raise ValueError(
-            f"no part is named {', '.join(sorted(unknown))}; there are {', '.join(NAMES)},"
+            f"no part is named {', '.join(sorted(unknown))}; choose some of {', '.join(NAMES)},"
             " and missing for those that are not done"
         )
     if "missing" in wanted:

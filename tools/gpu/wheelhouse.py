@@ -114,7 +114,7 @@ def requirements(checkout: Path, also: Sequence[str] = ()) -> list[str]:
     Megatron-Core has the version of the Docker image, so that both measure the same program.
 
     Raises:
-        ValueError: one of `also` is no optional dependency.
+        ValueError: a name in `also` is not an optional dependency.
     """
     project = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]
     image = (checkout / "docker/requirements.txt").read_text()
@@ -122,8 +122,8 @@ def requirements(checkout: Path, also: Sequence[str] = ()) -> list[str]:
     by_name = {_normalised(re.split(r"[^\w.-]", one)[0]): one for one in optional}
     if unknown := [name for name in also if name not in by_name]:
         raise ValueError(
-            f"--also {unknown[0]} is no optional dependency in pyproject.toml; give one of"
-            f" {', '.join(sorted(by_name))}"
+            f"--also {unknown[0]} is not an optional dependency in pyproject.toml; give"
+            f" one of {', '.join(sorted(by_name))}"
         )
     pinned = re.findall(r"^megatron-core==.+", image, re.MULTILINE)
     return [*project["dependencies"], *(by_name[name] for name in (*EXTRAS, *also)), *pinned]
@@ -235,7 +235,10 @@ def install(wheelhouse: Path, site: Path) -> int:
     flags = ["--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--quiet"]
     _pip("install", *flags, "--target", str(site), *map(str, wheels))
     if found := [name for name in ("torch", "triton") if (site / name).exists()]:
-        raise ValueError(f"remove the wheels of {' and '.join(found)}: they must be the machine's")
+        raise ValueError(
+            f"{wheelhouse} has wheels of {' and '.join(found)}, which would replace those"
+            " installed on this machine; remove these wheels from the folder"
+        )
     # This project is run from its checkout, and asks for its own version.
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     write_metadata(site, project["name"], project["version"])

@@ -30,8 +30,8 @@ def sound_codec_of_card(
 ) -> SoundCodec | None:
     """The sound codec that a dataset card describes; None for a dataset without sound.
 
-    Its scale is that of the dataset. `location` says where the codec's model is now; None: as in
-    the card.
+    Its scale is that of the dataset. `location` says where the codec's model is now; with None, it
+    is where the card says.
 
     Raises:
         CodecError: the card names no known codec, lacks a setting or a positive scale, or the
@@ -47,3 +47,13 @@ def sound_codec_of_card(
             " data again"
         )
     return replace(codec, scale=float(scale))
+
+
+def sound_in_card(codec: SoundCodec | None) -> dict[str, Any]:
+    """Entries of a dataset card about the sound codec of the dataset; empty without one."""
+    if codec is None:
+        return {}
+    return {
+        codec.card_part: {"name": codec.name, **codec.settings},
+        SOUND_LATENT: {"channels": codec.channels, "dtype": "float32", "scale": codec.scale},
+    }

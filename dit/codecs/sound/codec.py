@@ -90,24 +90,23 @@ class SoundCodec(DatasetEncoder):
         """
         if samples_CS.dim() != 2 or samples_CS.shape[0] != self.sound_channels:
             raise ValueError(
-                f"{self.kind} {self.name!r} encodes waveforms [{self.sound_channels}, S], and was"
-                f" given {list(samples_CS.shape)}"
+                f"{self.kind} {self.name!r} encodes waveforms [{self.sound_channels}, S], but was"
+                f" given {list(samples_CS.shape)}; mix the sound to {self.sound_channels} channels"
             )
         return self.encode_raw(samples_CS.float()) / self.scale
 
     def decode(self, latent_KA: Tensor, samples: int | None = None) -> Tensor:
         """Decodes a scaled latent [K, A] to a waveform [C, S], float32, on the CPU.
 
-        The waveform has `decoded_rate` samples per second. `samples`, counted at `rate`, is the
-        length of the encoded waveform, to which the result is cut; None: as long as the latent's
-        frames.
+        The waveform has `decoded_rate` samples per second. It is cut to the duration of `samples`
+        samples at `rate`; with None, it is as long as the latent's frames.
 
         Raises:
             ValueError: the latent is not [K, A] with the channels of this codec.
         """
         if latent_KA.dim() != 2 or latent_KA.shape[0] != self.channels:
             raise ValueError(
-                f"{self.kind} {self.name!r} decodes latents [{self.channels}, A], and was given"
+                f"{self.kind} {self.name!r} decodes latents [{self.channels}, A], but was given"
                 f" {list(latent_KA.shape)}; use the dataset card that the model was trained with"
             )
         if samples is not None:

@@ -66,13 +66,22 @@ def read_sound(parts: Mapping[str, bytes], about: Mapping[str, Any]) -> StoredSo
     if said is None and payload is None:
         return None
     if payload is None or not isinstance(said, dict):
-        raise ValueError(f".json {'has' if said else 'lacks'} {ABOUT!r} unlike .{PART}; pack again")
+        raise ValueError(
+            f".json has {ABOUT}={said!r}, and the file .{PART} is"
+            f" {'missing' if payload is None else 'there'}, but a sample has both or neither; pack"
+            " the data again"
+        )
     try:
         latent_KA = safetensors.torch.load(bytes(payload))["latent"]
     except (SafetensorError, KeyError, ValueError) as error:
-        raise ValueError(f".{PART}: {cause(error)}") from error
+        raise ValueError(
+            f".{PART} cannot be read ({cause(error)}); restore the shard, or pack the data again"
+        ) from error
     numbers: dict[str, Any] = {n: said.get(n) for n in ("rate", "channels", "samples")}
     if latent_KA.dim() != 2 or not all(type(n) is int and n > 0 for n in numbers.values()):
         shape = list(latent_KA.shape)
-        raise ValueError(f".{PART} has shape {shape}, .json {numbers}: damaged; pack it again")
+        raise ValueError(
+            f".{PART} has shape {shape} and .json has {numbers}, but must have [K, A] and numbers"
+            " above 0; pack the data again"
+        )
     return StoredSound(latent_KA=latent_KA, **numbers)

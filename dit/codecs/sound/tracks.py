@@ -112,7 +112,9 @@ class SoundTrack:
                 raise SoundError(SoundFault.NO_SUCH_TRACK, detail)
             codec = tracks[chosen].codec_context
             if codec is None or not codec.sample_rate:
-                raise SoundError(SoundFault.UNKNOWN_CODEC, f"track number {chosen}")
+                raise SoundError(
+                    SoundFault.UNKNOWN_CODEC, f"track number {chosen}; convert it with ffmpeg"
+                )
             return cls(
                 file=file,
                 rate=rate,
@@ -365,5 +367,5 @@ def _default_of(tracks: Any) -> int:
 
 def _allowed(channels: int) -> int:
     if channels > MOST_CHANNELS:
-        raise SoundError(SoundFault.CHANNELS, f"{channels} channels")
+        raise SoundError(SoundFault.CHANNELS, f"{channels} channels; mix them to fewer with ffmpeg")
     return channels

@@ -38,7 +38,7 @@ def text_encoder_of_card(
 ) -> TextEncoder:
     """The text encoder that a dataset card describes, to encode prompts.
 
-    `location` says where its model is now; None: as in the card.
+    `location` says where its model is now; with None, it is where the card says.
 
     Raises:
         CodecError: the card names no known encoder, or one whose embeddings have changed since, or
@@ -49,7 +49,7 @@ def text_encoder_of_card(
     if revision != encoder.revision:
         raise CodecError(
             f"the dataset card asks for text encoder {encoder.name!r} revision"
-            f" {revision!r}, and this version of data_prep has"
+            f" {revision!r}, but this version of data_prep has"
             f" {encoder.revision!r}; use the version that packed the data, or pack it again"
         )
     return encoder

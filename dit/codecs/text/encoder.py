@@ -129,9 +129,9 @@ def unknown_words(
 ) -> str | None:
     """A sentence that lists the words of `prompts` that the word list of the dataset lacks.
 
-    `card` is the dataset card, whose list may have only the most frequent words. None if no word is
-    lacking, or if there is no list, as in cards of earlier versions and of encoders that do not
-    read whole words.
+    `card` is the dataset card, whose list may have only the most frequent words. The result is None
+    if no word is lacking, or if the card has no list: cards of earlier versions have none, nor do
+    those of encoders that do not read whole words.
     """
     listed = card.get(WORDS) or {}
     known = listed.get("counts") or {}

@@ -193,7 +193,7 @@ class CosmosPredict25Text(PretrainedTextEncoder):
             width, made = projection_of(given)[0].shape[1], encoder._width_of_layers
             if width != made:
                 raise CodecError(
-                    f"--text_projection {given} takes {width} numbers a token, and the text encoder"
+                    f"--text_projection {given} takes {width} numbers a token, but the text encoder"
                     f" of {encoder.model_name} makes {made}; give the transformer of the same"
                     " pipeline"
                 )
@@ -298,8 +298,8 @@ class LtxText(PretrainedTextEncoder):
         found = pipeline_class(self._part(self.network, self.subfolders[0]))
         if found not in _LTX:
             raise CodecError(
-                f"--model_name {self.model_name} is of class {found}, and the text encoder of"
-                f" LTX-Video reads captions as its pipeline does: give a folder or a hub model with"
+                f"--model_name {self.model_name} has the pipeline class {found}, which does not say"
+                " how LTX-Video's text encoder reads captions; give a folder or a hub model with"
                 f" the model_index.json of {' or '.join(_LTX)}"
             )
         return _LTX[found]

@@ -166,8 +166,7 @@ class HunyuanVideoImageText(HunyuanVideoText):
                 raise CodecError(
                     f"--model_name {self.model_name}: no transformer/config.json there has the"
                     f" image_condition_type {' or '.join(INTERLEAVE)}, which determines how"
-                    " many rows"
-                    " of a first frame the network reads; give the folder of a whole"
+                    " many rows of a first frame the network reads; give the folder of a whole"
                     " HunyuanVideoImageToVideoPipeline, or --image_embed_interleave: 4 for"
                     " HunyuanVideo-I2V, 2 for its 33-channel form"
                 )

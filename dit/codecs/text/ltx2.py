@@ -25,8 +25,6 @@ from dit.codecs.text.pretrained_encoder import TEXT_DTYPE, PretrainedTextEncoder
 SOUND_TEXT = "sound_text"
 """Name in a shard of the rows to which the tokens of sound attend."""
 _LIBRARY = "diffusers.pipelines.ltx2"
-_NETWORKS = ("Gemma3ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration")
-"""Text encoders of LTX-2.0 and 2.3, and of 2.5."""
 _SCALE = 8
 """Factor by which normalised states are multiplied in LTX-2.0."""
 
@@ -41,6 +39,8 @@ class Ltx2Text(PretrainedTextEncoder):
     name = "ltx2"
     default_model = "Lightricks/LTX-2.5-Diffusers"
     default_length = 1024
+    networks = ("Gemma3ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration")
+    """Text encoders of LTX-2.0 and 2.3, and of 2.5."""
 
     @property
     def network(self) -> str:  # type: ignore[override] # config.json of the text encoder names it
@@ -49,7 +49,7 @@ class Ltx2Text(PretrainedTextEncoder):
         Raises:
             CodecError: the class is none of those that the pipelines of LTX-2 take.
         """
-        return _architecture(self._part(_NETWORKS[0], self.subfolders[0]))
+        return _architecture(self._part(self.networks[0], self.subfolders[0]))
 
     @property
     def width(self) -> int:  # type: ignore[override] # the connectors' configuration has it
@@ -140,7 +140,7 @@ class Ltx2ConnectedText(Ltx2Text):
 
 @lru_cache
 def _architecture(part: PipelineComponent) -> str:
-    """The class name in the config.json of a text encoder, one of `_NETWORKS`.
+    """The class name in the config.json of a text encoder, one of `Ltx2Text.networks`.
 
     Raises:
         CodecError: there is no config.json, or it names no such class.
@@ -152,10 +152,10 @@ def _architecture(part: PipelineComponent) -> str:
             f"--model_name {part.model}: {part.subfolder}/ has no config.json of a text encoder"
             f" ({error}); name a folder or a hub model in the layout of Diffusers"
         ) from None
-    found = [name for name in config.architectures or () if name in _NETWORKS]
+    found = [name for name in config.architectures or () if name in Ltx2Text.networks]
     if not found:
         raise CodecError(
-            f"--model_name {part.model}: {part.subfolder}/ is {config.architectures}, and LTX-2"
-            f" reads captions by {' or '.join(_NETWORKS)}; give the pipeline of LTX-2"
+            f"--model_name {part.model}: {part.subfolder}/ is of class {config.architectures}, but"
+            f" LTX-2 reads captions with {' or '.join(Ltx2Text.networks)}; give a pipeline of LTX-2"
         )
     return found[0]

@@ -8,6 +8,7 @@ families       those of most other families
 flux2          that of FLUX.2, whose statistics are those of a batch norm
 hunyuan_video  those of HunyuanVideo and of its version 1.5
 ltx            those of LTX-Video and LTX-2, whose statistics lie beside its weights
+latent_upsampler  the network that enlarges latents of LTX-2, between two stages of sampling
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ codec_named = CODECS.named
 def codec_of_card(card: dict[str, Any], location: ModelLocation | None = None) -> Codec:
     """The codec that encoded a dataset, by its `card`; `decode` turns its latents into pictures.
 
-    `location` says where its model is now; None: as in the card.
+    `location` says where its model is now; with None, it is where the card says.
 
     Raises:
         CodecError: the card names no known codec, lacks a setting, or has a wrong number of means

@@ -107,7 +107,10 @@ class Codec(DatasetEncoder):
         Raises:
             NotImplementedError: `edits_pictures` is False.
         """
-        raise NotImplementedError("only codecs with edits_pictures have sizes for them")
+        raise NotImplementedError(
+            "the pipeline of this processor edits no pictures (edits_pictures is False), so there"
+            " is no size for a reference picture"
+        )
 
     is_exact: ClassVar[bool] = False
     """Whether `decode` restores the encoded 8-bit pixels exactly, without a network."""
@@ -162,7 +165,7 @@ class Codec(DatasetEncoder):
         """
         if latent_CFHW.dim() != 4 or latent_CFHW.shape[0] != self.channels:
             raise ValueError(
-                f"processor {self.name!r} decodes latents [{self.channels}, F, H, W], and was given"
+                f"processor {self.name!r} decodes latents [{self.channels}, F, H, W], but was given"
                 f" {list(latent_CFHW.shape)}; use the dataset card that the model was trained with"
             )
         video_CFHW = self.decode_raw(self.whitening.undo(latent_CFHW)).cpu()

@@ -95,7 +95,7 @@ class PictureCode:
     def _pipeline(self) -> str | None:
         """Class name of the Diffusers pipeline with the inputs that the network was trained with.
 
-        None if there is none.
+        The result is None if Diffusers has no such pipeline.
         """
         model, objective = self.config.model, self.config.objective
         if self._of_pixels or objective.prediction is not FlowPrediction.VELOCITY:

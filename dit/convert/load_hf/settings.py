@@ -91,7 +91,7 @@ def open_hf_weights(path: Path, model: ModelConfig) -> HfWeights:
     theirs = checked_table(source, told)
     if told.family != model.family:
         raise ConvertError(
-            f"{LOAD_HF} {source.path} holds the weights of model.family={told.family}, and the run"
+            f"{LOAD_HF} {source.path} holds the weights of model.family={told.family}, but the run"
             f" has model.family={model.family}; leave model.family and model.name out"
         )
     here, there = weight_settings(model), weight_settings(told)
@@ -110,7 +110,7 @@ def weights_of_run(config: RunConfig) -> HfWeights | None:
     """The opened folder of `checkpoint.load_hf`; None if unset, or if the run resumes.
 
     Raises:
-        ConvertError: as `open_hf_weights`.
+        ConvertError: the folder is damaged, or holds the weights of another network.
         CheckpointError: the run's own checkpoint is not complete.
     """
     c = config.checkpoint
@@ -154,9 +154,12 @@ def found_model(
     text_pad_to: int | TextPadding | Unsaid | None = Unsaid.UNSAID,
     given: Mapping[str, Any] | None = None,
 ) -> ModelConfig:
-    """The network of the folder `source`; raises as `import_weights`.
+    """The network of the folder `source`.
 
     `given` are fields that neither config.json nor the pipeline determines.
+
+    Raises:
+        ConvertError: config.json describes a model that is not supported.
     """
     place = source.path / CONFIG
     told: Any = {"precision": precision, "text_pad_to": text_pad_to, "given": given}
@@ -167,7 +170,12 @@ def found_model(
 def found_objective(
     source: DiffusersFolder, model: ModelConfig, given: Sequence[str]
 ) -> FoundObjective:
-    """The objective that the network of `source` was trained for; raises as `import_weights`."""
+    """The objective that the network of `source` was trained for.
+
+    Raises:
+        ConvertError: the folder does not determine the objective, or its scheduler is damaged.
+        ConfigError: a setting in `given` is not understood.
+    """
     found = objective_config(
         source.scheduler,
         place=source.scheduler_file,
@@ -182,7 +190,10 @@ def found_objective(
 def _of_few_steps(
     found: FoundObjective, source: DiffusersFolder, model: ModelConfig, given: Sequence[str]
 ) -> FoundObjective:
-    """`found` with the settings of a few-step pipeline, if it is one, unless `given` has others."""
+    """`found` with the settings of the few-step pipeline of `source`, except those in `given`.
+
+    If `source` is not of such a pipeline, `found` is returned unchanged.
+    """
     runs = diffusers_form(model).pipelines.get(source.pipeline or "")
     if runs is None or not source.is_distilled:
         return found
@@ -199,7 +210,10 @@ def _of_few_steps(
 def _of_expert(
     found: FoundObjective, source: DiffusersFolder, given: Sequence[str]
 ) -> FoundObjective:
-    """`found` with the noise levels of one of two experts, unless `given` has others."""
+    """`found` with the noise levels of `source`, if it is one of a pipeline's two transformers.
+
+    Otherwise, or if `given` sets the levels, `found` is returned unchanged.
+    """
     of_flow = found.objective.name == ObjectiveName.FLOW
     if source.level_range is None or not of_flow or any("level_range" in word for word in given):
         return found

@@ -50,12 +50,20 @@ class HfStart:
     """Log lines about these weights that depend on the run's settings."""
 
     def fill(self, model: MegatronModule) -> None:
-        """Sets the weights of `model`; all ranks call it; raises as `fill_from_diffusers`."""
+        """Sets the weights of `model` to those of the folder; all ranks call it.
+
+        Raises:
+            ConvertError: a file is damaged, or holds NaN or Inf.
+        """
         groups: Any = model.groups
         fill_from_diffusers(model, self.weights, copies=groups.dp_cp, left_out=is_of_any_adapter)
 
     def origin(self) -> Origin:
-        """Digests of the folder's files; all ranks call it; raises as `read_origin`."""
+        """Digests of the folder's files; all ranks call it.
+
+        Raises:
+            CheckpointError: a file cannot be read.
+        """
         return origin_of(self.weights.source)
 
     @property
@@ -157,8 +165,8 @@ def _check(failed: list[Exception], not_finite: list[str], source: DiffusersFold
     if not_finite:
         file = source.headers[not_finite[0]].file
         raise ConvertError(
-            f"NaN or Inf in {listed(not_finite)} of {file}; a network with them computes nothing"
-            " else: download it or export it again"
+            f"{file} has NaN or Inf in {listed(not_finite)}, so that every output would be NaN;"
+            " download it or export it again"
         )
 
 

@@ -49,7 +49,10 @@ class OpenPacking(PackingDataset, ABC):
     """Energon's packing with a buffer to which samples can return, and whose size adapts."""
 
     def __init__(self, dataset: SavableDataset, *, buffer_size: int, capacity: int, **kwargs: Any):
-        """Sets the buffer's size: `buffer_size` samples, or more to have `capacity` tokens."""
+        """Sets the buffer's size: `buffer_size` samples, or as many as have `capacity` tokens.
+
+        The larger of the two numbers of samples counts.
+        """
         self._at_least, self._capacity = buffer_size, capacity
         super().__init__(dataset, buffer_size=buffer_size, **kwargs)
 

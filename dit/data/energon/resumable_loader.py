@@ -51,8 +51,8 @@ class Snapshot:
     newest: tuple[int, ...]
     """Index of the newest pack of each worker."""
     since: dict[int, tuple[list[tuple[SampleId, ...]], int]]
-    """Worker -> list of its packs since it was last saved, and how many of them this position
-    includes. The loader continues to append to the list."""
+    """Worker -> (list of its packs since its state was last saved, number of these packs that this
+    position includes). The loader continues to append to the list."""
 
 
 class ResumableLoader(WatchedLoader):
@@ -112,7 +112,10 @@ class ResumableLoader(WatchedLoader):
             raise
 
     def snapshot(self) -> Snapshot:
-        """The present position, for `state_dict`; in between, more packs may be read."""
+        """The present position, for a later call of `state_dict`.
+
+        More packs may be read before that call.
+        """
         return Snapshot(
             newest=tuple(self.newest_packs),
             since={worker: (packs, len(packs)) for worker, packs in self._since.items()},
@@ -152,7 +155,8 @@ class ResumableLoader(WatchedLoader):
         """Restores the position in `state`; must be called before the first pack.
 
         If the workers had made no pack when `state` was saved, they begin at the start. After a
-        change of the number of ranks or workers, each reads the samples that `state` deals to it.
+        change of the number of ranks or workers, each worker reads the samples that `state` assigns
+        to it.
         """
         workers = state.unpickled()
         for number, shard in enumerate(stages_of(self.chain, WorkerShard)):

@@ -138,7 +138,7 @@ class PlainReader:
         shard = bisect_right(self._reader.shard_count_cumsum, index) - 1
         path = self._paths[shard] if shard in self._paths else self._local(shard)
         if path is None:
-            raise NotPlain("not a local file")
+            raise NotPlain("the shard is not a local file")
         start, size = self._shards.span(path, index - self._reader.shard_count_cumsum[shard])
         place = SampleLocation(shards=self._shards, path=path, start=start, size=size)
         return self._record(place, self._reader.shard_infos[shard].name, index)
@@ -185,9 +185,9 @@ def read_head(
 ) -> tuple[str, list[str], dict[str, Any]] | None:
     """(key, file names, parts by extension) of the sample at `place`.
 
-    None if `sample_filter`, which gets the key, excludes the sample. A part is bytes; in a sample
-    of more than 8192 bytes, a part with tensors is a RecordHeader. Sounds are left out unless
-    `place.shards.with_sound`, and so are extensions that `part_filter` excludes.
+    The result is None if `sample_filter`, which is called with the key, excludes the sample. A part
+    is bytes; in a sample of more than 8192 bytes, a part with tensors is a RecordHeader. Sounds are
+    left out unless `place.shards.with_sound`. Extensions that `part_filter` excludes are left out.
 
     Raises:
         NotPlain: only Energon's reader can read the sample.
@@ -200,7 +200,7 @@ def read_head(
             return None
         key = key or stem
         if stem != key:
-            raise NotPlain(f"{stem} beside {key}")
+            raise NotPlain(f"the sample has files of two keys, {key!r} and {stem!r}")
         if is_sound(extension) and not place.shards.with_sound:
             continue
         if part_filter is None or part_filter(extension):
@@ -250,8 +250,10 @@ class _Member(tarfile.TarInfo):
 
     def _check(self, tar: Any) -> None:
         if self.issparse() or not 0 <= self.size <= tar.sample_end - self.offset:
-            what = "stored sparse" if self.issparse() else f"of {self.size} bytes, past its sample"
-            raise tarfile.ReadError(f"member {self.name!r} is {what}")
+            what = "sparse" if self.issparse() else f"longer ({self.size} bytes) than its sample"
+            raise tarfile.ReadError(
+                f"the file {self.name!r} in the tar is {what}; restore the shard, or write it again"
+            )
 
 
 def read_whole(reader: ShardInfosITarReader, index: int) -> dict[str, Any] | None:
@@ -269,8 +271,8 @@ def read_whole(reader: ShardInfosITarReader, index: int) -> dict[str, Any] | Non
         return None
     if odd := [name for name in record if name.startswith("__") and name not in _OF_ENERGON]:
         raise ValueError(
-            f"a file of the sample has the extension {odd[0]!r}, and names that begin with __ are"
-            " Energon's own; rename it"
+            f"a file of the sample has the extension {odd[0]!r}, but extensions that begin with __"
+            " are Energon's own; rename the file"
         )
     # Bytes that are no UTF-8 come as halves of surrogate pairs, which no file or log takes.
     name = record["__key__"].encode(errors="surrogateescape").decode(errors="backslashreplace")

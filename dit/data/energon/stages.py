@@ -128,7 +128,7 @@ class Cooking(ThinWrapper):
         sample = self._cook(_record(self.dataset.restore_sample(restore_key)))
         if sample.refusal is not None:
             raise DataError(
-                f"{sample.place}: a sample that has been chosen cannot be used any more"
+                f"{sample.place}: this sample could be used before, but not now"
                 f" ({sample.refusal.reason}: {sample.refusal.detail}); restore the shard"
             )
         return sample
@@ -146,7 +146,10 @@ def check_patience(refused_in_a_row: int, *, of: SavableDataset) -> None:
     """
     least, most = _PATIENCE
     if refused_in_a_row >= (patience := min(max(of.len_worker(), least), most)):
-        raise DataError(f"no usable sample among the last {patience} that were read")
+        raise DataError(
+            f"no usable sample among the last {patience} that were read; do what the lines below"
+            " say, or read other data (dataset.path)"
+        )
 
 
 @edataclass
@@ -161,9 +164,9 @@ class SampleGroup(Sample):
 class OldestFirst(OpenPacking):
     """Stage that packs samples one group at a time, each with the oldest sample in the buffer.
 
-    The order is that of `full_packs` in dit/bin_packing.py; at the end of a finite stream, the rest
-    is packed by `best_fit_decreasing`. Energon 7.4 has no hook for this, so samples that are not
-    chosen return to its reading buffer, which is saved with the state.
+    The order is that of `full_packs` in dit/bin_packing.py. At the end of a finite stream,
+    `best_fit_decreasing` packs the remaining samples. Energon 7.4 has no hook for this order, so
+    samples that are not chosen return to its reading buffer, which is saved with the state.
     """
 
     def __init__(
@@ -339,10 +342,10 @@ class WorkerOutput(ThinWrapper):
         self._refused_in_a_row.clear()
 
     def skips(self, packs: Mapping[int, int]) -> None:
-        """Sets how many packs each worker makes again after a resume, by worker.
+        """Sets `packs`: worker -> number of packs that it makes again after a resume.
 
-        The main process has had these packs before the resume and drops them, so `__iter__` takes
-        no room in shared memory for them.
+        The main process had these packs before the resume and drops them, so `__iter__` takes no
+        room in shared memory for them.
         """
         self._skipped = packs
 

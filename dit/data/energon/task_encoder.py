@@ -1,9 +1,9 @@
 """Opens Energon's chain of datasets for one rank, and encodes samples in the loader workers.
 
-1. open_training      a loader with the chain of datasets of a configuration
-   open_validation    such a chain in stored order, up to groups of samples
+1. open_training      the loader of training packs, with the chain of a run's datasets
+   open_validation    the chain of validation data, which yields groups of samples in stored order
 2. PackEncoder        Energon's task encoder:
-   cook     a record becomes a CookedSample: its length is read, refused ones are counted
+   cook     a record becomes a CookedSample: its length is read, or the sample is refused
    group    samples that fit one pack: the oldest sample and what fills its pack
    pack     a group becomes a PackedBatch: samples are decoded, and padded to sample_multiple
 
@@ -179,7 +179,7 @@ class PackEncoder(DatasetOpener):
         the chain makes packs, else it ends with groups of samples.
         """
         balanced = config.dataset.balance is not Balance.NONE
-        assert work is not None or not balanced, "nothing weighs the packs"
+        assert work is not None or not balanced, "dataset.balance needs `work`, the cost of packs"
         self.expected = Expected.of_training(config) if packs else Expected.of(config)
         self.data = config.dataset
         self.work = work if balanced else None
@@ -254,8 +254,8 @@ class PackEncoder(DatasetOpener):
         if SampleSize.of(sample, self.expected.layout) != size:
             raise SampleRefused(
                 Reject.UNREADABLE,
-                "the shard has been changed while the sample waited; leave the shards of a run as"
-                " they are",
+                "the shard has been changed since the head of the sample was read; do not change"
+                " the shards during a run",
             )
         return sample
 
@@ -312,8 +312,8 @@ class PackEncoder(DatasetOpener):
         if dataset.dataset.__sample_type__ is not CrudeSample or dataset.aux:
             key = "aux" if dataset.aux else "join"
             raise DataError(
-                f"dataset.path: the metadataset has `{key}`, which cannot be read; list its folders"
-                " under `blend` instead"
+                f"the metadataset at dataset.path or dataset.blend has `{key}`, which this project"
+                " cannot read; list its folders under `blend` in that file instead"
             )
         built = dataset.dataset.build(worker_rotation_offset=worker_rotation_offset)
         shard = self._shard(built, dataset.dataset, worker_config)

@@ -76,9 +76,9 @@ class ValidationPlan:
         late, counts = tuple(dict.fromkeys(late)), self.counts.copied()
         if late and self.needs_all:
             raise DataError(
-                f"{late[0].place}: {late[0].reason}, {late[0].detail}; without this sample the"
-                " levels of validation.fixed_levels=true are uneven; restore it, or set that to"
-                " false"
+                f"{late[0].place}: {late[0].reason} ({late[0].detail}). Without this sample the"
+                " noise levels of validation.fixed_levels=true are uneven; restore the sample, or"
+                " set validation.fixed_levels=false"
             )
         for sample in late:
             counts.refuse(sample)
@@ -130,12 +130,12 @@ class ValidationGroups:
                 stored.append(own)
                 first += len(own)
             if count and not groups:
-                raise DataError("no usable sample in the whole split")
+                raise DataError("no usable sample in the whole validation split")
             taken = chain.from_iterable(islice(cycle(stored), count))
             if self._fixed_levels and (uneven := uneven_levels(taken)):
                 raise DataError(
-                    f"validation.fixed_levels=true: {uneven}; let train.eval_iters take the whole"
-                    " set once, and restore what is missing of it, or set"
+                    f"validation.fixed_levels=true: {uneven}; set train.eval_iters so that the"
+                    " whole set is read once, and restore its missing samples, or set"
                     " validation.fixed_levels=false"
                 )
         return ValidationPlan(
@@ -158,8 +158,9 @@ class ValidationGroups:
             group = self._groups.restore_sample(key)
             if _sizes(group) != sizes:  # samples of other sizes could take more room than there is
                 raise DataError(
-                    f"{group.samples[0].place}: this sample, or one that shares its pack, has"
-                    " another size than a moment ago; leave the shards of a run as they are"
+                    f"{group.samples[0].place}: the size of this sample, or of one that shares its"
+                    " pack, has changed since the run began; restore the shard, and do not change"
+                    " the shards during a run"
                 )
             finished = self._encoder.pack(group)
             self.late += [sample for sample, _ in finished.refused]

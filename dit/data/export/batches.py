@@ -68,8 +68,8 @@ def image_batch(samples: Samples) -> dict[str, Any]:
     latent_BCFHW = torch.stack(_all(samples, "latent"))
     if latent_BCFHW.shape[2] != 1:
         raise DataError(
-            f"sample {samples[0]['key']} has {latent_BCFHW.shape[2]} latent frames and is no"
-            " picture; build_video_multiresolution_dataloader reads videos"
+            f"sample {samples[0]['key']} has {latent_BCFHW.shape[2]} latent frames and is not a"
+            " picture; read videos with build_video_multiresolution_dataloader"
         )
     texts = _all(samples, "text")
     rows = -(-max(map(len, texts)) // _MULTIPLE) * _MULTIPLE
@@ -94,7 +94,8 @@ def padded(rows: Sequence[Tensor], length: int) -> tuple[Tensor, Tensor]:
     lengths_B = torch.tensor([len(one) for one in rows])
     if int(lengths_B.max()) > length:
         raise ValueError(
-            f"a text has {int(lengths_B.max())} rows, more than {length}: raise text_length"
+            f"a text has {int(lengths_B.max())} rows, more than {length}; give a text_length of at"
+            " least that many"
         )
     filled = rows[0].new_zeros(length, rows[0].shape[1])  # sets the length of the others
     text_BLE = pad_sequence([*rows, filled], batch_first=True)[:-1]
@@ -132,5 +133,7 @@ def _stacked(samples: Samples) -> dict[str, Tensor]:
 def _all(samples: Samples, name: str) -> list[Tensor]:
     lacking = [one["key"] for one in samples if name not in one]
     if lacking:
-        raise DataError(f"sample {lacking[0]} has no `{name}`; make the data again")
+        raise DataError(
+            f"sample {lacking[0]} has no `{name}`, which its batch needs; make the data again"
+        )
     return [one[name] for one in samples]

@@ -60,11 +60,13 @@ class CacheSamples(NumberedSamples):
             self._rows = list(_rows(self._root))
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise DataError(
-                f"{self._root / INDEX} cannot be read ({cause(error)});"
-                " restore the index of the cache"
+                f"{self._root / INDEX}, the index of the cache, cannot be read ({cause(error)});"
+                " restore it, or make the cache again"
             ) from error
         if not self._rows:
-            raise DataError(f"{self._root / INDEX} lists no samples; restore the cache")
+            raise DataError(
+                f"{self._root / INDEX} lists no samples; restore it, or make the cache again"
+            )
         super().__init__(folder, count=len(self._rows), card={})
 
     def read(self, index: int, *, whole: bool) -> StoredSample:
@@ -72,7 +74,7 @@ class CacheSamples(NumberedSamples):
         size, before = automodel_sizes(row)
         path = automodel_file(self._root, row)
         if path is None:
-            raise FileNotFoundError(f"no such file in {self._root}")
+            raise FileNotFoundError(f"the index of the cache lists a file that {self._root} lacks")
         content = _content(path, whole=whole)
         record = _record({"prompt": row.get("prompt", ""), **content}, whole=whole)
         text = automodel_tensors(content)["text"]
@@ -93,19 +95,21 @@ def _content(path: Path, *, whole: bool) -> dict[str, Any]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is damaged, or holds something else.
+        ValueError: the file is damaged, or does not hold a dict of tensors and plain values.
     """
     try:
         # Checked here, because torch reads a file with a wrong checksum as if it were right.
         if whole and (damaged := zipfile.ZipFile(path).testzip()):
-            raise ValueError(f"{damaged} does not match its checksum")
+            raise ValueError(f"{damaged} in the file does not match its checksum")
         content = torch.load(path, map_location="cpu", mmap=not whole, weights_only=True)
     except pickle.UnpicklingError as error:
-        raise ValueError("it is damaged, or holds more than tensors and plain values") from error
+        raise ValueError(
+            "the file is damaged, or holds more than tensors and plain values"
+        ) from error
     except (zipfile.BadZipFile, RuntimeError, EOFError, LookupError) as error:
         raise ValueError(str(error).partition(". ")[0] or cause(error)) from error
     if not isinstance(content, dict):
-        raise ValueError(f"it holds a {type(content).__name__}, no dict")
+        raise ValueError(f"the file holds a {type(content).__name__}, not a dict")
     return content
 
 
@@ -132,7 +136,7 @@ def _rows(root: Path) -> list[dict[str, Any]]:
     for name in automodel_files(root, read_json(root / INDEX)):
         found = automodel_rows(root / name)
         if not all(isinstance(row, dict) for row in found):
-            raise UnusableError(f"{name} is no list of samples")
+            raise UnusableError(f"{name} is not a list with an object for each sample")
         rows += found
     return rows
 

@@ -140,8 +140,8 @@ class TextToVideoDataloaderConfig(_LoaderConfig):
         """
         if self.device != "cpu":
             raise ValueError(
-                f"device={self.device!r}: batches are made on the CPU; leave device out, and move"
-                " them where they are used"
+                f"device={self.device!r} is not possible, because batches are made on the CPU;"
+                " leave device out, and move the batches in the training loop"
             )
         samples = open_samples(self.cache_dir, split=self.split)
         _check_model(samples, self.model_type)
@@ -174,13 +174,14 @@ class TextToImageDataloaderConfig(_LoaderConfig):
         """
         if self.train_text_encoder:
             raise ValueError(
-                "train_text_encoder=True needs token ids, and shards hold what a text encoder made"
-                " of them; leave it out"
+                "train_text_encoder=True needs token ids, but shards hold the outputs of a text"
+                " encoder; leave train_text_encoder out"
             )
         samples = open_samples(self.cache_dir, split=self.split)
         if any(bucket.latent[1] > 1 for bucket in samples.buckets):
             raise DataError(
-                f"{self.cache_dir} holds videos; build_video_multiresolution_dataloader reads them"
+                f"{self.cache_dir} holds videos; read them with"
+                " build_video_multiresolution_dataloader"
             )
         return self._loaders(samples, image_batch, batch_size, (dp_rank, dp_world_size))
 
@@ -211,8 +212,8 @@ def stateful_class() -> Any:
         from torchdata.stateful_dataloader import StatefulDataLoader  # pyright: ignore
     except ImportError as error:
         raise ImportError(
-            "StatefulDataLoader is in torchdata: pip install 'megatron-dit[trainers]', or give"
-            " stateful=False for torch's DataLoader with the same state"
+            "stateful=True needs the package torchdata: pip install 'megatron-dit[trainers]', or"
+            " give stateful=False for torch's DataLoader with the same state"
         ) from error
     return StatefulDataLoader
 
@@ -235,6 +236,6 @@ def _check_model(samples: NumberedSamples, model_type: str | None) -> None:
         return
     if not (model_type.startswith(made_by) or made_by.startswith(model_type)):
         raise ValueError(
-            f"{model_type=}, and {samples.folder} was packed with --processor {made_by}; give the"
+            f"{model_type=}, but {samples.folder} was packed with --processor {made_by}; give the"
             " folder of that model, or leave model_type out"
         )

@@ -47,14 +47,14 @@ def check_rank(rank: int, world: int) -> None:
 def check_same_order(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Raises ValueError unless the `order` in the saved `state` equals `own`.
 
-    `own` is what determines the order of the loader that is to continue. A state of another kind of
-    loader has no `order`.
+    `own` has all that determines the order of the loader that is to continue. A state that another
+    program's loader saved has no `order`.
     """
     stored = state.get("order")
     if not isinstance(stored, Mapping):
         raise ValueError(
-            f"this is no state of dit.data.export, but one with {sorted(state)}; begin an epoch"
-            " without the state"
+            f"the state has the keys {sorted(state)}, and was not saved by dit.data.export; begin"
+            " an epoch without it"
         )
     if changes := [f"{n}={stored.get(n)!r} -> {own[n]!r}" for n in own if stored.get(n) != own[n]]:
         raise ValueError(
@@ -223,7 +223,7 @@ class BucketSampler(Sampler[list[int]]):
         if not unused:
             return
         said = (
-            f"{sum(unused)} of {len(self._samples)} samples never come: their buckets"
+            f"{sum(unused)} of {len(self._samples)} samples are never returned: their buckets"
             f" ({len(unused)}) do not fill a batch (batch_size={self._batch_size}) on every rank"
             f" (dp_world_size={self._ranks[1]}), and drop_last is true; give drop_last=False or a"
             " smaller batch_size"

@@ -1,4 +1,4 @@
-"""Samples of any folder, or of shards in any form that `records` reads, as dicts by index.
+"""Samples of a folder as dicts, by index: NumberedSamples, and ShardSamples for dataset folders.
 
 A sample is a dict: `key`, `caption`, `fps` (None for a picture), `width` and `height` in pixels,
 `bucket` (the number of its SizeBucket), `about` (all of its description), `latent` [C, F, H, W],
@@ -50,7 +50,7 @@ EXPORTED: Mapping[str, InputKind] = {
     **{f"reference_latent_{number}": InputKind.REFERENCE for number in range(4)},
 }
 """Name of a tensor in shards -> its kind; without latent and loss mask."""
-_STRIDE = 8  # pixels along a side of a latent cell, where neither sample nor card say it
+_STRIDE = 8  # pixels along a side of a latent cell, if neither the sample nor the card states it
 _LARGE = 2**17  # more than the head of any tensors has
 _FAULTS = (SampleRefused, NotPlain, OSError, ValueError)
 
@@ -194,8 +194,8 @@ class ShardSamples(NumberedSamples):
         record, about = read(parts, EXPORTED), parse_json(parts["json"])
         if TOKEN_IDS in record.unknown:
             raise ValueError(
-                f"its network needs `{TOKEN_IDS}` to read the text, which other trainers cannot"
-                " take: train on these shards with this project"
+                f"the sample has `{TOKEN_IDS}`, which its network needs to read the text, and which"
+                " other trainers cannot take: train on these shards with this project"
             )
         _, _, rows, columns = record.latent_CFHW.shape
         return StoredSample(
@@ -230,8 +230,8 @@ def _parts(place: SampleLocation, *, whole: bool = True) -> tuple[str, dict[str,
     Unless `whole`, the part `safetensors` is a RecordHeader instead of bytes.
 
     Raises:
-        NotPlain: its tar has unusual headers.
-        OSError: it cannot be read.
+        NotPlain: the tar has unusual headers.
+        OSError: the shard cannot be read.
     """
     parts, key = dict[str, Any](), ""
     for name, at, size in sample_members(place.read, place.size):

@@ -210,10 +210,10 @@ class Monitor:
         self._leave()
 
     def _release_store(self, verdict: Verdict = _NONE) -> None:
-        """Reports that this process needs the store no longer; rank 0, its host, waits for all.
+        """Reports that this process no longer needs the store.
 
-        Rank 0 does not wait for processes that have died or are stopped, nor longer than a busy
-        machine needs.
+        Rank 0, which hosts the store, then waits until every rank has reported the same. It does
+        not wait for processes that have died or are stopped, nor longer than a busy machine needs.
         """
         self.store.set(_released(self.me.rank), "")
         if self.me.rank == 0 and not self.launched:

@@ -142,8 +142,8 @@ class Verdict:
 def find_dead(heard: Sequence[LastHeard], limit: Limit, *, lost: bool) -> Verdict | None:
     """The verdict that processes have died or failed, or None.
 
-    `lost` says that some process met a broken connection. Then another one has died, and a short
-    silence shows which.
+    `lost` says that some process met a broken connection. Then some process has died, and a short
+    silence shows which one.
     """
     if any(h.report.left is Departure.FAILED and (lost or h.silent > limit.dead) for h in heard):
         return Verdict()
@@ -186,7 +186,7 @@ def find_stuck(heard: Sequence[LastHeard], limit: Limit) -> Verdict | None:
 
 
 def _others(heard: Sequence[LastHeard], told: Sequence[Heartbeat]) -> str:
-    """A sentence on where the processes are that `told` does not name, grouped by position."""
+    """A sentence on where all processes but those of `told` are, grouped by position."""
     places: dict[str, list[Heartbeat]] = {}
     for report in (h.report for h in heard if h.report not in told):
         places.setdefault(report.scene, []).append(report)

@@ -207,5 +207,10 @@ def first_working(
     for backend in tried:
         if not (why := fault(backend, width, device)):
             return backend
-        warnings.warn(f"attention without {backend}, which does not work: {why}", stacklevel=2)
+        warnings.warn(
+            f"attention is computed without {backend}, because a trial of it failed on this"
+            f" machine: {why}. Install its package again, or set model.attention_backend to"
+            " another kernel",
+            stacklevel=2,
+        )
     return last

@@ -38,8 +38,8 @@ def attend_by_runs(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) ->
     )
     pieces, row = [], 0
     for run in runs:
-        q = run.queries.of(q_THK)
-        k, v = run.keys.of(k_SHK), run.keys.of(v_SHK)
+        q = run.queries.rows_of(q_THK)
+        k, v = run.keys.rows_of(k_SHK), run.keys.rows_of(v_SHK)
         out = scaled_dot_product_attention(q, k, v).transpose(1, 2)
         padded = pad(out, (0, 0, 0, 0, 0, run.queries.step - run.queries.length))
         if run.queries.first > row:
@@ -64,8 +64,8 @@ class _Even:
     def stop(self) -> int:
         return self.first + self.count * self.step
 
-    def of(self, x_THK: Tensor) -> Tensor:
-        """The samples' rows of `x_THK`, as a view [count, H, length, K]."""
+    def rows_of(self, x_THK: Tensor) -> Tensor:
+        """A view [count, H, length, K] of the rows of `x_THK` that belong to these samples."""
         rows = x_THK[self.first : self.stop].unflatten(0, (self.count, self.step))
         return rows[:, : self.length].transpose(1, 2)
 

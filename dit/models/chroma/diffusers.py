@@ -72,7 +72,13 @@ def _rules(t: Any) -> list[Rule]:
     layers, most = t.approximator_layers, MOST_APPROXIMATOR_LAYERS
     return [
         *double_single_rules(t),
-        (layers <= most, f"approximator_layers={layers}, and at most {most} can be imported"),
+        (
+            layers <= most,
+            (
+                f"approximator_layers={layers} is more than {most}, the largest number that can be"
+                " imported"
+            ),
+        ),
     ]
 
 

@@ -65,8 +65,9 @@ class ChromaConfig(DoubleSingleConfig):
             *super().own_sizes(),
             (
                 channels >= 4 and channels % 4 == 0,
-                f"approximator_channels={channels} must be a positive multiple of 4: a quarter is"
-                " of the timestep, a quarter of the guidance, half of the vector's index",
+                f"approximator_channels={channels} must be a positive multiple of 4, because a"
+                " quarter of the channels is for the timestep, a quarter for the guidance, and"
+                " half for the vector's index",
             ),
             (
                 self.text_pad_to is None,

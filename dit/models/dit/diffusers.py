@@ -174,7 +174,10 @@ def _rules(t: Any) -> list[Rule]:
             f"in_channels={t.in_channels} must be out_channels={t.out_channels}, or one more for a"
             " condition mask",
         ),
-        (t.patch_size[1] == t.patch_size[2], f"patch_size={list(t.patch_size)} is not square"),
+        (
+            t.patch_size[1] == t.patch_size[2],
+            (f"patch_size={list(t.patch_size)} must have as many rows as columns"),
+        ),
         (
             t.extra_pos_embed_type in (None, "learnable"),
             f'extra_pos_embed_type={t.extra_pos_embed_type!r} must be null or "learnable"',

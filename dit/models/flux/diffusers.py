@@ -171,7 +171,7 @@ made = made.flatten(4).flatten(2, 3)[:, :, None]"""
 def _call(model: FluxConfig) -> str | None:
     """Python code for a model card that calls Diffusers' network (`DiffusersForm.call`).
 
-    None for networks with references or of videos.
+    Returns None for networks with references or of videos.
     """
     if model.reference_latents or model.patch_temporal > 1:
         return None

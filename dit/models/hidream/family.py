@@ -241,7 +241,7 @@ class OwnText(View):
     def state(self, layer: int) -> int | None:
         """The index of the hidden state that layer `layer` of the stack projects.
 
-        None for the last layer of the network, which projects none.
+        Returns None for the last layer of the network, which projects none.
         """
         number = self.first + layer
         return self.states[number] if number + 1 < len(self.states) else None
@@ -254,8 +254,8 @@ class OwnText(View):
 def hidream_stacks(model: HiDreamConfig) -> tuple[StackSpec, ...]:
     """The specifications of the stacks: double-stream layers, then sequential ones, with experts.
 
-    The last layer is a stack by itself: its hidden state is projected before all layers, so it has
-    no linear for it.
+    The last layer is a stack by itself, without a linear for its hidden state, which is projected
+    before all layers.
     """
     double, single, width = model.num_layers, model.num_single_layers, model.hidden_size
 

@@ -94,9 +94,9 @@ class PictureEmbedding(nn.Module):
 class TextRows(nn.Module):
     """Embeds captions, quoted words and pictures as text tokens [L, D], ordered by sample.
 
-    Each of the three has a learned embedding, which is added to its tokens. Every tensor rank
-    computes all tokens, also with sequence parallelism, so each has the whole gradient of these
-    weights, and gradients are not summed over ranks.
+    Captions, quoted words and pictures have a learned embedding each, which is added to their
+    tokens. Every tensor rank computes all tokens, also with sequence parallelism, so each rank has
+    the whole gradient of these weights, and gradients are not summed over ranks.
     """
 
     def __init__(self, model: HunyuanVideo15Config):

@@ -43,7 +43,8 @@ def channels_of_patches(t: Any) -> int:
     if rest:
         raise ValueError(
             f"in_channels={t.in_channels} must be a multiple of {frames * rows**2}, the number of"
-            f" latent pixels in a patch of {frames} x {rows} x {rows} (frames x rows x columns)"
+            f" latent pixels in a patch of {frames} x {rows} x {rows} (frames x rows x columns);"
+            " correct in_channels in config.json"
         )
     return channels
 
@@ -152,7 +153,7 @@ def patch_rules(model: DoubleSingleConfig, *, rows: int = PATCH) -> list[Rule]:
         (
             patch == (1, rows),
             f"model.patch_temporal={patch[0]} and model.patch_spatial={patch[1]}, but the pipeline"
-            f" cuts patches with 1 and {rows}",
+            f" cuts patches of 1 frame and {rows} x {rows} latent pixels",
         )
     ]
 

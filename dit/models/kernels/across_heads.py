@@ -46,7 +46,7 @@ class NormedRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Across:
-    """Parameters of the norm across heads and of the rotation that are no tensors."""
+    """Parameters of the norm across heads and of the rotation that are not tensors."""
 
     eps: float
     numbers: int
@@ -86,7 +86,7 @@ def normalised(
 class _AcrossHeads(torch.autograd.Function):
     """Autograd function of `normalised`.
 
-    One function for all rows, because it communicates over tensor ranks and returns views.
+    It is one function for all rows, because it communicates over tensor ranks and returns views.
     """
 
     @staticmethod

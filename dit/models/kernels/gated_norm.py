@@ -328,7 +328,7 @@ def _sizes(h_TD: Tensor) -> dict[str, int]:
 def _backward_sizes(h_TD: Tensor) -> dict[str, int]:
     """Launch parameters of the backward kernel: each thread has 4 numbers of a tile.
 
-    If the width is no power of two, the columns beyond the largest power of two form a second,
+    If the width is not a power of two, the columns beyond the largest power of two form a second,
     smaller tile (`TAIL`), so that registers suffice and few threads are idle. 64 registers do not
     hold 6 numbers of each tensor: at 3072 columns, Triton 3.6 spills 32 bytes in each thread.
     """

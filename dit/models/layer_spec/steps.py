@@ -64,7 +64,7 @@ class NormKind(StrEnum):
 
     LAYER = "layer"
     RMS = "rms"
-    CENTRED = "centred"  # an RMSNorm of which weight - 1 is stored
+    CENTRED = "centred"  # an RMSNorm that stores weight - 1
     BARE = "bare"  # an RMSNorm without weights, for a port without a slot
 
 
@@ -197,7 +197,7 @@ class AttendAcross(LayerPart):
 
     runs: ClassVar[str] = "dit.models.stacks.parts:AttendingAcross"
     keys: Port
-    """The port of the row of which keys and values are computed."""
+    """The port of the row from which keys and values are computed."""
     attention: AttentionSpec
     """Sizes of queries, keys and values; its `width` is the width of all heads together."""
     widths: tuple[int, int]

@@ -172,8 +172,8 @@ class Adaptable(nn.Module):
 def adapters_off(network: nn.Module, names: Collection[str] | None = None) -> Iterator[None]:
     """A context in which the adapters of `network` with these `names` are switched off.
 
-    None stands for all trained adapters. At the end, the adapters that were switched off are
-    enabled again.
+    With `names` None, all trained adapters are switched off. At the end, the adapters that were
+    switched off are enabled again.
     """
     linears = (module for module in network.modules() if isinstance(module, Adaptable))
     switched = [
@@ -244,7 +244,7 @@ def dropout_rows() -> DropoutRows | None:
 def dropping(rows: DropoutRows | None) -> Iterator[None]:
     """A context in which adapters apply dropout with the seed and positions `rows`.
 
-    None: they apply no dropout.
+    With `rows` None, adapters apply no dropout.
     """
     token = _current.set(rows)
     try:

@@ -253,7 +253,7 @@ class AdaLNModule(MegatronModule):
     def rows(self, timestep: TimestepConditioning) -> Tensor:
         """The vectors of all sublayers, concatenated: [N, parts * each * D].
 
-        Those of a sublayer are shift (if `shifted`), scale, and gate (if `gated`).
+        The vectors of a sublayer are shift (if `shifted`), scale, and gate (if `gated`).
         """
         raise NotImplementedError
 

@@ -243,7 +243,7 @@ class SelfAttention(PackedAttention):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttendedRows:
-    """Encoder states of which cross-attention computes keys and values; each rank has them all."""
+    """Encoder states from which cross-attention computes keys and values, whole on each rank."""
 
     rows_LE: Tensor  # states of a text encoder or an image encoder
     spans: Spans  # queries: tokens of this context rank; keys: the states of their samples

@@ -259,11 +259,11 @@ def split_linear(
     bias: bool = False,
     parts: int = 1,
 ) -> nn.Module:
-    """A linear of which tensor ranks divide the outputs (`axis` 0) or the inputs (`axis` 1).
+    """A linear whose outputs (`axis` 0) or inputs (`axis` 1) tensor ranks divide.
 
     It is a `ColumnLinear`, a `RowLinear`, or Transformer Engine's, depending on
-    `model.transformer_impl`. `parts` is the number of the published network's linears that it
-    fuses (`Adaptable.parts`).
+    `model.transformer_impl`. `parts` is the number of the published network's linears that it fuses
+    (`Adaptable.parts`).
     """
     shared: Any = {"bias": bias, "config": context.config, "groups": context.groups}
     if context.model.transformer_impl is Implementation.LOCAL:
@@ -295,7 +295,7 @@ def add_gradients_in_products(model: nn.Module) -> None:
 
 
 def check_fusion(*, of_engine: bool) -> bool:
-    """Whether Apex, which gradient accumulation fusion in Megatron-Core's linears needs, exists.
+    """Whether Apex is installed, with which Megatron-Core's linears fuse gradient accumulation.
 
     `of_engine` says whether some linears are Transformer Engine's, which do not need Apex.
 
@@ -314,7 +314,7 @@ def check_fusion(*, of_engine: bool) -> bool:
 
 
 class WholeLinear(Adaptable, nn.Linear):
-    """A linear of which every tensor rank has the whole weight and input."""
+    """A linear whose weight and input are whole on every tensor rank."""
 
     def forward(self, input: Tensor) -> Tensor:
         """The output [T, O] for `input` [T, I], including adapters."""
@@ -342,7 +342,7 @@ class WholeLinear(Adaptable, nn.Linear):
 
 
 class Replicated(WholeLinear):
-    """A linear of which every tensor rank has the whole weight.
+    """A linear whose weight is whole on every tensor rank.
 
     Under sequence parallelism, ranks divide the rows of the input, and gradients are summed.
     """

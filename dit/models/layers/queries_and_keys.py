@@ -2,7 +2,7 @@
 
 1. HeadNorm           RMSNorm of each head
    AcrossHeadsNorm    RMSNorm over all heads of a token
-   CentredNorm        RMSNorm of each head, or of tokens, of which weight - 1 is stored
+   CentredNorm        RMSNorm of each head, or of tokens, that stores weight - 1
 2. RotaryTable        RoPE (arXiv:2104.09864) on any number of axes: cosines and sines of tokens
    InterleavedRotary  one set of frequencies, divided among the axes (MRoPE)
    WholeWidthRotary   frequencies over the width of a token, so that heads have different angles
@@ -58,7 +58,7 @@ class HeadNorm(nn.RMSNorm):
 
 
 class CentredNorm(nn.Module):
-    """RMSNorm in float32 of which weight - 1 is stored, so that parameters start at 0.
+    """RMSNorm in float32 that stores weight - 1, so that parameters start at 0.
 
     The norm is over the width of a token, or of a head.
     """
@@ -153,7 +153,7 @@ class AcrossHeadsNorm(nn.Module):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
     ) -> Any:
-        """All weights as sharded tensors, of which each tensor rank has its heads."""
+        """All weights as sharded tensors; each tensor rank has the weights of its heads."""
         scales = dict(self.named_parameters())
         return make_sharded_tensors_for_checkpoint(
             scales,

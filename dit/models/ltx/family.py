@@ -150,7 +150,7 @@ def ltx_positions(model: LtxConfig) -> PixelPositions:
 def ltx_conditions(model: LtxConfig) -> ConditionRules | None:
     """The rules for conditioning pictures and clips that begin at any frame, for `model`.
 
-    None if its frame positions are not causal, or if a patch has several latent frames.
+    Returns None if its frame positions are not causal, or if a patch has several latent frames.
     """
     from dit.models.positions import CELL
 

@@ -168,11 +168,6 @@ class Ltx2Config(ModelConfig):
                 f"patch_temporal={self.patch_temporal} must be 1: a token of LTX-2 has one latent"
                 " frame",
             ),
-            (
-                self.route_from is None,
-                f"route_from={self.route_from} must be null, and route_to, too: token routing is"
-                " not supported in networks with sound",
-            ),
             (self.sound_rate > 0, f"sound_rate={self.sound_rate} must be positive"),
         ]
 

@@ -30,7 +30,7 @@ from dit.models.stacks.stacked_transformer import StackedTransformer
 def axis_widths(head: int) -> tuple[int, int, int]:
     """Widths of a head of width `head` that are rotated by frame, by row and by column.
 
-    Those for row and column are a third of the head each, rounded down to an even number.
+    The widths for row and column are a third of the head each, rounded down to an even number.
     """
     spatial = head // 6 * 2
     return head - 2 * spatial, spatial, spatial

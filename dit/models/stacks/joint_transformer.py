@@ -53,10 +53,10 @@ class JointLayout:
 class JointTransformer(StackedTransformer):
     """Base of networks whose layers attend to latents and text jointly.
 
-    Every rank gets the whole text of a pack. `layout.text.of(...)` is this context rank's shard of
-    it, and `my_tokens` of that is this tensor rank's shard. `embed` returns the streams `TOKENS`
-    and `TEXT_TOKENS`, and the timestep embeddings `T_EMB`, from which modulations are computed. The
-    head from `build_head` computes predictions for all latents of this context rank.
+    Every rank gets the whole text of a pack. `layout.text.of` takes this context rank's shard of
+    the text, and `my_tokens` takes this tensor rank's shard of that. `embed` returns the streams
+    `TOKENS` and `TEXT_TOKENS`, and the timestep embeddings `T_EMB`, from which modulations are
+    computed. The head from `build_head` computes predictions for all latents of this context rank.
     """
 
     shares_samples, unread = True, (TEXT_TOKENS,)
@@ -174,7 +174,8 @@ class JointTransformer(StackedTransformer):
     def _references(self, batch: PackedBatch) -> Tensor | None:
         """The mask [T] of reference tokens among this tensor rank's latents.
 
-        None if the pack has no references, or if there are no separate layers for references.
+        Returns None if the pack has no references, or if there are no separate layers for
+        references.
         """
         if not (self.refines_references and any(batch.references)):
             return None

@@ -165,7 +165,7 @@ class StackedTransformer(MegatronModule):
     def _dropout_rows(self, batch: PackedBatch, layout: Any) -> DropoutRows | None:
         """The seed and positions for dropout on the inputs of adapters in this pass.
 
-        None without such dropout, or in evaluation.
+        Returns None without such dropout, or in evaluation.
         """
         drops = batch.method(AdapterDropout)
         if drops is None or not self.training or not self.adapter_dropout:
@@ -211,7 +211,7 @@ class StackedTransformer(MegatronModule):
     def _routed_pass(self, learned: Blocks, batch: PackedBatch) -> RoutedPass | None:
         """The inputs of the routed layers (token routing), from the blocks `learned` of all tokens.
 
-        None if all layers process all tokens.
+        Returns None if all layers process all tokens.
         """
         route = self.model.token_route
         if route is None or not batch.is_routed:

@@ -246,12 +246,12 @@ def _switch(value: Any) -> bool:
     """`value` as a Boolean; it may be the text "true" or "false" of a user.
 
     Raises:
-        ValueError: it is another text; the message is "true or false".
+        ValueError: it is another text; the message follows "model.sparse_attention=VALUE must be".
     """
     if isinstance(value, bool):
         return value
     if value not in ("true", "false"):
-        raise ValueError("true or false")
+        raise ValueError("true or false, as in model.sparse_attention=true")
     return value == "true"
 
 

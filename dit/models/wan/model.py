@@ -195,8 +195,8 @@ class Float32Linear(Replicated):
 class ImageEmbedding(nn.Module):
     """Maps the image encoder's states [I, E] to states [I, D] for cross-attention.
 
-    Every tensor rank computes all states, also with sequence parallelism, so each has the whole
-    gradient of the weights, and gradients are not summed over ranks.
+    Every tensor rank computes all states, also with sequence parallelism, so each rank has the
+    whole gradient of the weights, and gradients are not summed over ranks.
     """
 
     def __init__(self, model: WanConfig):

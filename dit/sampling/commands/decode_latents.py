@@ -106,15 +106,19 @@ def _entries(folder: Path) -> list[dict[str, Any]]:
     """
     entries = _read(folder / LISTING)
     if not isinstance(entries, list):
-        raise ValueError(f"{folder / LISTING} is no list of samples; generate again")
+        raise ValueError(
+            f"{folder / LISTING} must be a JSON list of samples, not a {type(entries).__name__};"
+            " generate again with --save_latents"
+        )
     for number, entry in enumerate(entries):
         prompt, seed = (entry.get(k) if isinstance(entry, dict) else None for k in _NEEDED)
         if not isinstance(prompt, str) or type(seed) is not int:
             raise ValueError(
-                f"{folder / LISTING}, entry {number} has no prompt or no seed; generate again"
+                f"{folder / LISTING}: entry {number} must have a text `prompt` and a whole number"
+                f" `seed`, not {prompt!r:.60} and {seed!r:.60}; generate again with --save_latents"
             )
     if not any("latent" in entry for entry in entries):
-        raise ValueError(f"{folder / LISTING} names no latent; generate with --save_latents")
+        raise ValueError(f"{folder / LISTING} lists no latents; generate again with --save_latents")
     return entries
 
 
@@ -140,8 +144,8 @@ def _decoders(card: Any, file: Path, args: argparse.Namespace) -> LatentDecoders
         )
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(
-            f"{file} is damaged ({cause(error)}); take it from the dataset that the model was"
-            " trained on"
+            f"{file} is damaged ({cause(error)}); replace it by the dataset_card.json of the"
+            " dataset that the model was trained on"
         ) from error
 
 
@@ -152,7 +156,10 @@ def _decoded(folder: Path, entry: dict[str, Any], decoders: LatentDecoders) -> P
 
     name = Path(entry["latent"])
     if name.name != str(name):
-        raise ValueError("is not the name of a file beside samples.json")
+        raise ValueError(
+            f"{entry['latent']!r:.80} is not a plain file name; put the latent beside"
+            " samples.json, and write only its file name there"
+        )
     tensors = load_file(folder / name)
     video = decoders.video.decode(tensors["latent"], alpha=True).numpy()
     size: list[Any] = [entry.get(name) for name in ("num_video_frames", "height", "width")]

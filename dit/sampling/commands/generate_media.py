@@ -21,19 +21,20 @@ from dit.codecs.sound import sound_codec_of_card
 from dit.codecs.text.encoder import TextEncoder, unknown_words
 from dit.codecs.vae import usual_size
 from dit.command_line import option_names
-from dit.config import RunConfig, Sampler
+from dit.config import ObjectiveName, RunConfig, Sampler
 from dit.distributed.entry import say_notice
 from dit.distributed.process_groups import device
 from dit.models.registry import family_of
 from dit.parsing import cause
 from dit.progress import Track, no_progress
 from dit.sampling.commands.options import FPS, GenerationOptions
+from dit.sampling.commands.stages import Stages
 from dit.sampling.conditions.clips import check_video, is_video, shorter
 from dit.sampling.conditions.files import ConditionFile, condition_files
 from dit.sampling.conditions.stream_files import StreamFiles
 from dit.sampling.conditions.tokens import Condition
 from dit.sampling.experts import GuidedPair
-from dit.sampling.generate import Request, SamplingSettings, Watch, generate_streams
+from dit.sampling.generate import Request, SamplingSettings, Watch
 from dit.sampling.given_pictures import OF_COMMAND_LINE, GivenPictures, PromptTexts
 from dit.sampling.guiders import open_guider, open_guiders
 from dit.sampling.latent_sizes import Size, cut, rounding
@@ -55,13 +56,15 @@ def generate_opened(
 ) -> list[Picture]:
     """Generates a picture or video for each of `prompts`, in their order.
 
-    The i-th starts from the noise of the seed `seed` + i. With `latents` each picture also keeps
-    its latent. With several processes, each data-parallel replica generates a part; the first
-    process returns all pictures, the others an empty list. `track` shows the progress of the first
-    process; `watch` is as in `generate_streams`.
+    Sample i starts from the noise of the seed `seed` + i. With `latents` each picture also keeps
+    its latent. With several processes, each data-parallel replica generates some of the samples;
+    the first process returns all pictures, the others an empty list. `track` shows the progress of
+    the first process; `watch` is as in `generate_streams`.
     """
     asked, options = options, options_of_network(options, opened)
-    each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
+    stages = Stages.of(options, opened)
+    whole = opened.with_stride(stages.stride)
+    each = [options_of_prompt(options, prompt, whole) for prompt in prompts]
     shown_at = [_conditions_of(one, opened) for one in each]
     given = _pictures_of(prompts, each, opened)
     files = _stream_files(prompts, each, opened)
@@ -69,25 +72,24 @@ def generate_opened(
     texts = _encoded(opened, words, given)
     groups = opened.model.groups
     mine = range(groups.dp.rank(), len(prompts), groups.dp.size())
-    requests = [
-        Request(
-            inputs={**texts[i].prompt, **_picture_inputs(opened, given[i], size=_size(each[i]))},
+
+    def request(i: int, size: Size) -> Request:
+        return Request(
+            inputs={**texts[i].prompt, **_picture_inputs(opened, given[i], size=size)},
             negative=texts[i].negative,
-            latent_FHW=opened.latent_stride.latent(_size(each[i])),
+            latent_FHW=opened.latent_stride.latent(size),
             fps=math.nan if each[i].num_video_frames == 1 else each[i].fps or FPS,
             seed=seed + i,
-            conditions=_conditions(opened, shown_at[i], size=_size(each[i])),
-            sound=files[i].request(opened, size=_size(each[i]), fps=each[i].fps or FPS),
+            conditions=_conditions(opened, shown_at[i], size=size),
+            sound=files[i].request(opened, size=size, fps=each[i].fps or FPS),
         )
-        for i in mine
-    ]
+
     settings = _sampling_settings(options, scale=asked.guidance)
     told = replace(opened.config.objective, guidance=options.distilled_guidance)
-    config = replace(opened.config, objective=told)
     track = track if dist.get_rank() == 0 else no_progress
-    made = generate_streams(
-        opened.model, requests, config=config, settings=settings, track=track, watch=watch
-    )
+    sizes, config = {i: _size(each[i]) for i in mine}, replace(opened.config, objective=told)
+    how: Any = {"config": config, "settings": settings, "track": track, "watch": watch}
+    made = stages.generate(opened.model, sizes, request, **how)
     shown: list[Picture] = []
     if groups.tp.rank() == groups.cp.rank() == groups.pp.rank() == 0:  # the first of the replica
         with track("decoding", len(made), 0) as advance:
@@ -108,7 +110,7 @@ def _encoded(
     """The text encoder's tensors for each (prompt, negative prompt) in `words`.
 
     `given` has the pictures of each prompt. The encoder runs on the GPU if it fits there beside the
-    network, and then returns to the host; else on the host. Ranks that share a layer all use the
+    network, else on the CPU; afterwards it is in host memory. Ranks that share a layer all use the
     same device.
 
     Raises:
@@ -318,6 +320,11 @@ def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> Ge
         )
     model, least = opened.config.model, options.guidance_least_norm
     options.check_guidance(model)
+    if options.sigmas and opened.config.objective.name != ObjectiveName.FLOW:
+        raise ValueError(
+            f"--sigmas: the network of {opened.path} was not trained by flow matching; leave them"
+            " out, and use --num_steps"
+        )
     if least and family_of(model).objective.keeps_norm(model) is None:
         raise ValueError(
             f"--guidance_least_norm {least}: guidance of model.family={model.family} does not"
@@ -339,7 +346,7 @@ def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> Ge
         )
     return replace(
         options,
-        num_steps=usual.steps if options.num_steps is None else options.num_steps,
+        num_steps=len(options.sigmas) or options.num_steps or usual.steps,
         sampler=options.sampler or str(usual.sampler),
         guidance=guidance,
         reference_guidance=scale,
@@ -402,7 +409,9 @@ def notes_on(
     opened: OpenCheckpoint, options: GenerationOptions, prompts: Sequence[Prompt]
 ) -> list[str]:
     """Notes for the user on unknown words and unused options of `prompts`, and on changed sizes."""
-    stride, options = opened.latent_stride, options_of_network(options, opened)
+    options = options_of_network(options, opened)
+    stride = Stages.of(options, opened).stride
+    opened = opened.with_stride(stride)
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
     sizes, negatives = [*map(_size, each)], (one.negative_prompt for one in each)
     words = unknown_words((one.text for one in prompts), opened.encoder, opened.card)

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.checkpoint_path,
         weights=options.weights,
         options=loading,
-        needs_decoder=not args.save_latents,
+        needs_decoder=not args.save_latents or options.upsampler is not None,
     )
     keep = args.save_latents
     pictures = generate_opened(

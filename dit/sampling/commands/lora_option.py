@@ -30,19 +30,20 @@ def scaled_file(text: str, *, option: str) -> ScaledFile:
     A `text` that is an existing path is not split. Messages call the option `option`.
 
     Raises:
-        ValueError: the scale is no number, or beyond 1000.
+        ValueError: the scale is not a number, or beyond 1000.
     """
     place, _, scale = text.rpartition(":")
     if place and not Path(text).exists():
         if re.fullmatch(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?", scale):
             if abs(float(scale)) > _MOST_SCALE:
                 raise ValueError(
-                    f"{option} {text}: SCALE must lie in [-{_MOST_SCALE}, {_MOST_SCALE}]"
+                    f"{option} {text}: the scale {scale} must lie in [-{_MOST_SCALE},"
+                    f" {_MOST_SCALE}]; 1 is the strength of training"
                 )
             return ScaledFile(Path(place), float(scale))
         if Path(place).exists():
             raise ValueError(
-                f"{option} {text}: {scale!r} is no number; write FILE:SCALE, such as {place}:0.8"
+                f"{option} {text}: {scale!r} is not a number; write FILE:SCALE, such as {place}:0.8"
             )
     return ScaledFile(Path(text), 1.0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -25,9 +26,9 @@ _MOST = {
     "num_steps": 1000,
 }
 _PARTS = {
-    "guidance_rescale": "0 is none, 0.7 is usual",
+    "guidance_rescale": "0 is no rescaling, 0.7 is usual",
     "guidance_steps": "1 guides at all steps",
-    "guidance_least_norm": "1 keeps what guidance makes",
+    "guidance_least_norm": "1 keeps the norm of the guided prediction",
 }
 """Options in [0, 1], and what their values mean."""
 _BESIDE_GUIDERS = {
@@ -94,6 +95,15 @@ class SamplerOptions:
 
     num_steps: int | None = None
     """Steps of the sampler. (default: 35, or the steps of a student that the run distilled)"""
+    sigmas: tuple[float, ...] = option((), nargs="+", action="extend", metavar="SIGMA")
+    """Noise level at which each step begins, falling, from 1 down to above 0 (flow matching), in
+    place of --num_steps: for distilled networks. (default: those of the run)"""
+    upsampler: LocalPath | None = option(None, metavar="DIR")
+    """Folder of LTX-2's latent upsampler: frames are generated smaller, at the size that it
+    enlarges to --height and --width, and get noise and --upsampled_sigmas of the second stage."""
+    upsampled_sigmas: tuple[float, ...] = option((), nargs="+", action="extend", metavar="SIGMA")
+    """Noise levels of the second stage, as --sigmas; frames and sound get noise of the first.
+    (default: 0.909375 0.725 0.421875, those of LTX-2's distilled networks)"""
     guidance: float | None = None
     """Guidance scale g in uncond + g (cond - uncond); 1: no guidance. (default: that of --guider,
     or of the run, validation.guidance: 2.5, or 1 if the network has a guidance embedding or is a
@@ -147,10 +157,30 @@ class GenerationOptions(SamplerOptions, StreamGuidance, ContentOptions):
                 raise ValueError(f"--{name} {choice} is unknown; choose one of {', '.join(known)}")
         if not 0 <= self.condition_noise <= 1:
             raise ValueError(
-                f"--condition_noise {self.condition_noise} must lie in [0, 1]; 0 adds none"
+                f"--condition_noise {self.condition_noise} must lie in [0, 1]; 0 adds no noise"
             )
+        self._check_sigmas()
         self._check_guidance()
         self._check_steps_of_guidance()
+
+    def _check_sigmas(self) -> None:
+        for name in ("sigmas", "upsampled_sigmas"):
+            levels = getattr(self, name)
+            if levels and not (levels[0] <= 1 and all(a > b for a, b in pairwise((*levels, 0)))):
+                raise ValueError(
+                    f"--{name} {' '.join(map(str, levels))} must be falling noise levels above 0,"
+                    " the first at most 1, such as 1 0.75 0.5 0.25"
+                )
+        if self.sigmas and self.num_steps not in (None, len(self.sigmas)):
+            raise ValueError(
+                f"--num_steps {self.num_steps} is not the number of --sigmas ({len(self.sigmas)});"
+                " leave it out"
+            )
+        if self.upsampled_sigmas and self.upsampler is None:
+            raise ValueError(
+                "--upsampled_sigmas are those of a second stage; give --upsampler, too, or leave"
+                " them out"
+            )
 
     def _check_guidance(self) -> None:
         for name in ("guidance", "reference_guidance", "guidance_after"):
@@ -159,7 +189,9 @@ class GenerationOptions(SamplerOptions, StreamGuidance, ContentOptions):
                 raise ValueError(f"--{name} {scale} must lie in {most}; 1 is no guidance")
         told = self.distilled_guidance
         if told is not None and not 0 <= told <= MOST_TOLD:
-            raise ValueError(f"--distilled_guidance {told} must lie in [0, {MOST_TOLD}]")
+            raise ValueError(
+                f"--distilled_guidance {told} must lie in [0, {MOST_TOLD}]; FLUX.1 dev takes 3.5"
+            )
         for name, meaning in _PARTS.items():
             if not 0 <= (value := getattr(self, name)) <= 1:
                 raise ValueError(f"--{name} {value} must lie in [0, 1]; {meaning}")

@@ -132,9 +132,12 @@ def _settings(path: Path) -> Iterator[tuple[str, Any, str]]:
         raise ValueError(f"{path}: cannot be read ({reason(error)}); check --config") from error
     except YamlError as error:
         place = path if error.line is None else f"{path}:{error.line}"
-        raise ValueError(f"{place}: {error.problem}") from error
+        raise ValueError(f"{place}: {error.problem}; correct the file") from error
     if not isinstance(document.values, dict):
-        raise ValueError(f"{path}: must be a mapping such as `guidance: 3`")
+        raise ValueError(
+            f"{path} must be a mapping such as `guidance: 3`, not a"
+            f" {type(document.values).__name__}"
+        )
     waiting = [(str(key), value) for key, value in document.values.items()]
     while waiting:
         key, value = waiting.pop(0)
@@ -155,18 +158,18 @@ def _tokens(action: argparse.Action, name: str, value: Any, named: str) -> list[
     """
     if action.nargs == 0:
         if not isinstance(value, bool):
-            raise ValueError(f"{named}: expected true or false")
+            raise ValueError(f"{named} must be true or false")
         return [f"--{name}"] if value else []
     several = isinstance(value, list)
     repeatable = isinstance(action, argparse._AppendAction)
     if several != isinstance(action.nargs, int) and not (several and repeatable):
-        raise ValueError(f"{named}: expected " + ("one value" if several else "a list of two"))
+        raise ValueError(f"{named} must be " + ("one value" if several else "a list of two values"))
     if isinstance(action.nargs, int) and len(value) != action.nargs:
-        raise ValueError(f"{named}: expected a list of {action.nargs}")
+        raise ValueError(f"{named} must be a list of {action.nargs} values")
     parts = value if several else [value]
     kinds, words = _KINDS[action.type]
     if any(not isinstance(part, kinds) or isinstance(part, bool) for part in parts):
-        raise ValueError(f"{named}: expected {words}")
+        raise ValueError(f"{named} must be {words}")
     if isinstance(action.nargs, int):
         return [f"--{name}", *map(str, parts)]
     return [f"--{name}={part}" for part in parts]

@@ -102,7 +102,8 @@ def training_pictures(folder: Path, decoder: Codec) -> Pictures:
 def draw_samples(pictures: Pictures, *, count: int, seed: int) -> list[int]:
     """Indices of `count` training pictures, drawn at random by `seed`.
 
-    All are returned if there are fewer. Their captions differ if there are enough distinct ones.
+    If there are fewer pictures, all are returned. The drawn captions differ if there are enough
+    distinct captions.
     """
     numbers = random.Random(seed).sample(range(len(pictures.captions)), len(pictures.captions))
     seen = set[str]()

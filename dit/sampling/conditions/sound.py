@@ -25,7 +25,7 @@ from dit.config import ModelConfig, Sampler
 from dit.models.patch_layout import PatchLayout
 from dit.models.registry import family_of, has_sound
 from dit.objectives.noise import insert_padding
-from dit.objectives.objective import SamplingPath
+from dit.objectives.objective import SamplingPath, per_token
 from dit.objectives.pack_draws import with_clean_tokens
 from dit.objectives.training_target import with_clean_level, with_given_tokens
 from dit.sampling.ode_solvers import Network
@@ -44,15 +44,15 @@ class SoundRequest:
     """The first latent frames of the video, or all of them, without noise; None: all are generated.
     """
 
-    def inputs(self, model: ModelConfig) -> dict[str, Tensor]:
-        """The sound's latent [K, A] by its name as an input, zeros where it is generated.
+    def inputs(self, model: ModelConfig, start_KA: Tensor | None = None) -> dict[str, Tensor]:
+        """The sound's latent [K, A] by its name as an input; empty if there is no sound.
 
-        Empty if there is no sound.
+        Where it is generated it is zero, or `start_KA`, the latent that the sampler starts from.
         """
         widths = [one.width for one in family_of(model).inputs(model) if one.name == SOUND]
         if not self.frames or not widths:
             return {}
-        sound_KA = torch.zeros(widths[0], self.frames)
+        sound_KA = torch.zeros(widths[0], self.frames) if start_KA is None else start_KA.clone()
         if self.given_KA is not None:
             sound_KA[:, : self.given_KA.shape[1]] = self.given_KA
         return {SOUND: sound_KA}
@@ -148,6 +148,14 @@ class JointStreams:
         noise_TC = insert_padding(torch.cat(drawn).to(of_latents_TC), sound)
         return _side_by_side([of_latents_TC, noise_TC])
 
+    def started(self, noise_TC: Tensor, path: SamplingPath, noise_N: Tensor) -> Tensor:
+        """The state [T, C] of the pack's latents at the noise levels `noise_N` [N] of its samples.
+
+        `noise_TC` is standard normal noise.
+        """
+        signal_T1 = per_token(path.signal(noise_N), self.row)
+        return signal_T1 * self.row.latent_TC + per_token(noise_N, self.row) * noise_TC
+
     def apart(self, state_TC: Tensor) -> dict[str, Tensor]:
         """Splits a state [T, C] into the part of each stream, by its name."""
         tokens = [tokens for tokens, _ in self.sizes.values()]
@@ -195,8 +203,13 @@ class JointStreams:
 
 def _generator(seed: int) -> torch.Generator:
     """A generator for sound, whose numbers differ from those of latents with the same seed."""
-    mixed = np.random.SeedSequence(seed, spawn_key=(1,)).generate_state(1, np.uint64)
-    return torch.Generator("cpu").manual_seed(int(mixed[0]))
+    return torch.Generator("cpu").manual_seed(other_seed(seed, 1))
+
+
+def other_seed(seed: int, number: int) -> int:
+    """A seed whose random numbers differ from those of `seed` and of other `number`s."""
+    mixed = np.random.SeedSequence(seed % 2**64, spawn_key=(number,))
+    return int(mixed.generate_state(1, np.uint64)[0])
 
 
 def _side_by_side(parts: Sequence[Tensor]) -> Tensor:

@@ -253,7 +253,7 @@ def find_decoder(run: _OfData) -> tuple[Codec | None, str]:
 def latent_stride(decoder: Codec | None, run: _OfData, *, needed: bool) -> LatentStride | None:
     """The size of a latent cell, from the decoder or the dataset card.
 
-    None if neither has it and it is not needed.
+    Returns None if neither has it and it is not needed.
 
     Raises:
         ValueError: the size is needed, and neither has it.

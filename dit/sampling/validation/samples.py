@@ -79,7 +79,7 @@ FOLDER, WITHOUT = "validation_generation", "without_adapter"
 def open_samples(run: TrainState) -> Samples:
     """Prepares the samples that every validation generates; all ranks must call it.
 
-    Notices about them are added to `run.notes`.
+    Notices about the samples are added to `run.notes`.
 
     Raises:
         ValueError: the file of prompts, the text encoder, a size, a picture or an input is missing.
@@ -115,7 +115,7 @@ def _prompts(validation: ValidationConfig) -> list[Prompt]:
 def _extractor(run: TrainState, decoder: Codec | None) -> FeatureExtractor | None:
     """The network of the quality metrics, on ranks that decode samples.
 
-    None on other ranks, and if the run names no such network.
+    Returns None on other ranks, or if the run names no such network.
 
     Raises:
         ValueError: the network is not on this machine, or there is no decoder.
@@ -247,7 +247,7 @@ class ValidationSamples:
     def _quality(self, every: Sequence[GeneratedSample]) -> dict[str, float]:
         """FID, KID and CLIP score, by name, of the samples with captions of held-out samples.
 
-        Empty without a feature extractor or without such samples.
+        The result is empty without a feature extractor or without such samples.
         """
         pairs = [
             (self.wanted[one.number], one.features_D)

@@ -143,7 +143,8 @@ def adapters_at_start(
     The first rank reads the files, and `say` gets lines for the log.
 
     Raises:
-        ValueError: as `adapter_run`, `frozen_adapter`, `opened_folder` and `checked_base`.
+        ValueError: the base or a file of adapters is missing or damaged, has changed since the
+            checkpoint, or does not fit the network.
     """
     run = from_first_rank(lambda: _adapter_run(config, start, say))
     file, frozen = from_first_rank(lambda: frozen_adapter(config, start.continued, say))
@@ -156,7 +157,12 @@ def adapters_at_start(
 
 
 def _adapter_run(config: RunConfig, start: StartingPoint, say: Say) -> AdapterRun:
-    """The adapters of the run; raises as `of_heard_streams`, `adapter_run` and `check_told`."""
+    """The adapters of the run; `say` gets lines for the log.
+
+    Raises:
+        ValueError: the frozen weights or a file of adapters are missing or do not fit, or settings
+            contradict the adapters of a checkpoint or the data.
+    """
     before = start.checkpoint
     if not (before is not None and has_adapters(before)):
         config = of_heard_streams(config, say)
@@ -173,7 +179,7 @@ def of_heard_streams(config: RunConfig, say: Say) -> RunConfig:
 
     Raises:
         Problems: `lora.streams` is `sound`, and no sample has sound.
-        DataError: as `lacks_sound`.
+        DataError: a dataset or its card is missing or damaged.
     """
     lora, of = config.lora, config.dataset
     chosen = lora.enabled and lora.init_from is None and lora.streams is not LoraStreams.VIDEO
@@ -198,7 +204,8 @@ def check_adapters(
     The checks are those of `adapters_at_start` and `AdapterStart.load_base`, without checksums.
 
     Raises:
-        ValueError: as `adapters_at_start` and `check_base`.
+        ValueError: the base or a file of adapters is missing or damaged, or does not fit the
+            network.
     """
     said: list[str] = []
     run = _adapter_run(config, start, said.append)
@@ -233,7 +240,8 @@ def load_adapted(
     `averaged` loads the EMA of the adapters. `read_folder` opens a base that is a Diffusers folder.
 
     Raises:
-        CheckpointError: as `load_weights`, or the base is missing or in no file.
+        CheckpointError: the checkpoint has no EMA although `averaged` is set, or its base is
+            missing or in no file.
     """
     run = adapters_of(path)
     if run is None or run.base.path is None:

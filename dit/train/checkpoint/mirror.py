@@ -77,7 +77,7 @@ def to_fetch(checkpoint: CheckpointConfig) -> str | None:
     """Name of the checkpoint that `restored` would fetch; None without mirror, or with a local one.
 
     Raises:
-        CheckpointError: as `restored`.
+        CheckpointError: the mirror cannot be used, so it is unknown whether it has a checkpoint.
     """
     c = checkpoint
     if not c.mirror or not c.save:

@@ -137,8 +137,8 @@ class CheckpointStore:
         self.moved += 1
         if not self._holds(path, digest):
             raise CheckpointError(
-                f"the copy of {file} in {self.address} differs from the file (does another program"
-                " write there?)"
+                f"the copy of {file} in {self.address} differs from the file; check that no other"
+                " program writes there"
             )
 
     def _holds(self, path: str, digest: FileDigest) -> bool:
@@ -173,7 +173,9 @@ class CheckpointStore:
         """
         content = self.manifest(name)
         if content is None:
-            raise CheckpointError(f"{self.address} has no complete copy of {name}")
+            raise CheckpointError(
+                f"{self.address} has no complete copy of {name}; name another checkpoint there"
+            )
         partial, target = into / f"{PARTIAL}{name}", into / name
         with self._explained():
             files = parse_manifest(content).files

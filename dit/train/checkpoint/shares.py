@@ -35,7 +35,7 @@ class Owner(NamedTuple):
 
 
 class WeightSize(NamedTuple):
-    """Bytes of a weight, whether tensor ranks divide it, and who updates it, for `assign`."""
+    """Input of `assign`: bytes of a weight, whether tensor ranks divide it, and who updates it."""
 
     bytes: int  # with its state, on one tensor rank
     split: bool  # each tensor rank has a part of its own; else all of them have the same

@@ -103,7 +103,7 @@ def check_writable(folder: Path) -> None:
         )
     there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise unwritable(folder, f"{there} is no folder that this user may write to")
+        raise unwritable(folder, f"{there} is not a folder that this user may write to")
 
 
 def unwritable(folder: Path, why: str) -> ValueError:
@@ -176,6 +176,6 @@ def saved_origin(path: Path) -> Origin | None:
                 # The names may have a folder, of a second network; no file is opened by them.
                 each = {name: parse_digest(Path(name).name, one) for name, one in files.items()}
                 return Origin(path=place, files=each)
-        raise ValueError("it lacks path or files")
+        raise ValueError("it lacks `path` or `files`")
     except ValueError as error:
         raise damaged(path / ORIGIN, error) from error

@@ -1,7 +1,7 @@
 """`distill.method=dmd`: distribution matching, DMD2 (arXiv:2405.14867) without a GAN loss.
 
-1. made            latents that the student predicts at a drawn step of its rollout, or of noisy
-   data
+1. made            latents that the student predicts, at a drawn step of its rollout or from noisy
+                   data
 2. critic_items    the critic learns these latents by plain flow matching
 3. student_items   noise is added to the latents; the student moves from the critic's prediction
                    towards the teacher's

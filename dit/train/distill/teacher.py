@@ -66,7 +66,7 @@ def check_teacher(config: RunConfig, read_folder: ReadFolder | None) -> None:
     """Checks `distill.teacher` as `teacher_start` does, but on one process, for a dry run.
 
     Raises:
-        ValueError: as `teacher_start`.
+        ValueError: there are no weights, or they do not fit the student's network.
     """
     if config.distill.method is not None and config.distill.teacher is not None:
         check_place(config.distill.teacher, config, read_folder)
@@ -78,7 +78,7 @@ def check_place(
     """Checks `place`, the value of `distill.KEY`, as `start_at` does, but on one process.
 
     Raises:
-        ValueError: as `start_at`.
+        ValueError: there are no weights, or they do not fit the student's network.
     """
     opened_folder(weights_at(place, config, key=key), frozen_run(config).model, read_folder)
 

@@ -333,7 +333,8 @@ class StudentLatents:
 def drift_of(values: Mapping[str, Any]) -> str | None:
     """Phrase on differences between student's and data's latents above `StudentLatents.DRIFT`.
 
-    It compares mean and standard deviation in `values`. None if both are close, or not in `values`.
+    It compares mean and standard deviation in `values`. The result is None if both are close, or
+    not in `values`.
     """
     if "student_std" not in values:
         return None
@@ -367,7 +368,11 @@ class DataStats:
     """Histogram of the lengths of samples in tokens, on this rank since the last log step."""
 
     def __init__(self, *, capacity: int, sizes: Mapping[str, int]):
-        """`sizes` has the number of samples of each dataset; without a blend, under the name ""."""
+        """Starts an empty histogram for samples of at most `capacity` tokens.
+
+        `sizes` has the number of samples of each dataset by its name in the blend, or by the name
+        "" without a blend.
+        """
         self.sizes = sizes
         self.names = [name for name in sizes if name]
         bins = math.ceil(_PER_OCTAVE * math.log2(capacity)) + 1
@@ -420,7 +425,7 @@ def _percentile(bins: Bins, part: float) -> int:
         count += here
         if count >= wanted:
             return longest
-    raise AssertionError("an empty histogram")
+    raise AssertionError("the histogram has no samples")
 
 
 def edges_and_counts(bins: Bins) -> tuple[list[float], list[int]]:

@@ -281,7 +281,7 @@ class RunLogger:
         if self.dashboards is not None:
             self._log_lost(self.dashboards.close())
         for said in self.lost.values():
-            self.info(f"not all is there: {said}")
+            self.info(f"output of the run is missing: {said}")
 
 
 def _mlperf_log(run: TrainState, path: Path) -> MlperfLog:

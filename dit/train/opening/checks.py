@@ -107,7 +107,8 @@ def check_settings(config: RunConfig) -> None:
 
     Raises:
         Problems: names the keys.
-        ValueError: as `clean_network_level` and `check_joint_context`.
+        ValueError: the objective has no timestep for clean tokens, or ring attention divides a
+            network with joint attention over context ranks.
     """
     check_objective_inputs(config)
     check_clean_level(config)
@@ -142,7 +143,7 @@ def check_clean_level(config: RunConfig) -> None:
     """Refuses an objective without a timestep for clean tokens, if samples may have such tokens.
 
     Raises:
-        ValueError: as `clean_network_level`.
+        ValueError: the objective has no finite timestep for clean tokens.
     """
     layout = PatchLayout.of(config)
     if layout.has_clean_tokens and layout.clean_level is not None:

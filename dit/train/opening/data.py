@@ -67,7 +67,7 @@ def data_notes(config: RunConfig) -> tuple[str, ...]:
     """Log lines on the data: dataset cards, passes over each sample, fill of packs, and routes.
 
     Raises:
-        DataError: as `check_data`.
+        DataError: data are missing or damaged, or do not fit the model.
     """
     notes, forecast = check_data(config).notes, forecast_packs(config)
     lines = [line for of in (passes_line, fill_line) if (line := of(config, forecast))]

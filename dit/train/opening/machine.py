@@ -32,7 +32,7 @@ def fit(config: RunConfig, *, timed: bool) -> Machine:
     attention kernels be timed.
 
     Raises:
-        ValueError: as `check_settings`.
+        ValueError: the network, the samples or the sampler cannot satisfy a setting.
     """
     if config.train.deterministic:
         _be_deterministic()

@@ -159,7 +159,8 @@ def freeze_groups(module: MegatronModule, config: RunConfig) -> None:
     Linears with a frozen matrix get a product that still computes the gradient of their bias.
 
     Raises:
-        Problems: as `group_of_weights`.
+        Problems: a pattern of `optimizer.groups` matches no weight, or only a part of a weight; or
+            a group has no effect.
     """
     for weight, group in grouped(module, group_of_weights(config.model, config.optimizer)):
         if group.frozen:

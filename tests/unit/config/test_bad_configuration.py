@@ -127,7 +127,7 @@ def test_all_problems_come_at_once(tmp_path: Path) -> None:
         file=file,
     )
     expected = (
-        "nonsense (command line): is no override",
+        "nonsense (command line): is not an override",
         "model.num_layer=2",
         'dataset.path="${oc.nope:1}"',
         'model.mlp_ratio="wide"',
@@ -221,7 +221,7 @@ def test_what_is_no_override(tokens: list[str], expected: str) -> None:
         (b"train:\n  train_iters: 1\n  train_iters: 2\n", ":3: found duplicate key train_iters"),
         (b"- 1\n- 2\n", ": must be a mapping"),
         (b"just text", ": must be a mapping"),
-        (b"\xff\xfe\x00", ": is no text in UTF-8"),
+        (b"\xff\xfe\x00", ": the text is not in UTF-8"),
         (b"a: &a {b: *a}\n", ":1: "),
     ],
 )
@@ -273,7 +273,7 @@ def test_too_few_processes_for_the_layout() -> None:
 
 
 def test_the_dataclasses_check_themselves() -> None:
-    with pytest.raises(Problems, match="is no known size"):
+    with pytest.raises(Problems, match="is not a known size"):
         DitConfig(name="dit_huge")
     with pytest.raises(Problems) as caught:
         OptimizerConfig(lr=-1.0, adam_beta1=2.0, adam_eps=0.0)

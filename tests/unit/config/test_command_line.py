@@ -111,7 +111,7 @@ def test_unknown_flags_name_the_nearest(argv: list[str], expected: str) -> None:
 
 def test_bytes_that_are_no_text_are_named_with_the_locale() -> None:
     (problem,) = problems_of("checkpoint.save=/runs/\udcc3\udca9")
-    assert "has bytes that are no UTF-8" in problem and "LC_ALL=C.UTF-8" in problem
+    assert "has bytes that are not UTF-8" in problem and "LC_ALL=C.UTF-8" in problem
 
 
 def test_problems_of_flags_and_keys_come_together() -> None:

@@ -130,7 +130,7 @@ def problems_of(tmp_path: Path, text: str, *tokens: str) -> list[str]:
         ("rng: {seed: !!int x}", "a value does not fit the tag before it"),
         ("rng: {seed: " + "9" * 5_000 + "}", "a value does not fit the tag before it"),
         ("rng: {seed: 1, seed: 2}", ":1: found duplicate key seed"),
-        ("rng:\n  ? [a]\n  : 1", ":2: a key must be text"),
+        ("rng:\n  ? [a]\n  : 1", ":2: a key is a list or a mapping"),
         ("rng: {seed: 2024-01-01}", 'rng.seed="2024-01-01"'),
         ("rng: {seed: 1:30}", 'rng.seed="1:30"'),
         ("model: {mlp_ratio: '4'}", 'model.mlp_ratio="4"'),

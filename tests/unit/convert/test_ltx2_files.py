@@ -77,5 +77,5 @@ def test_a_single_file_has_the_weights_of_the_folder(groups, tmp_path: Path, ver
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     save_file({"proj_in.weight": torch.ones(2, 2)}, tmp_path / "x.safetensors")
-    with pytest.raises(ConvertError, match=r"x\.safetensors has the names of no network"):
+    with pytest.raises(ConvertError, match=r"x\.safetensors has tensors of no network"):
         import_weights(tmp_path / "x.safetensors", tmp_path / "ours")

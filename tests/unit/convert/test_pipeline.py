@@ -202,4 +202,4 @@ def test_folders_that_are_no_such_pipeline(published, ours, tmp_path):
     shutil.rmtree(copy / "vae")
     _refused(copy, ours, tmp_path, "has no vae")
     (copy / "model_index.json").write_text('{"_class_name": "CosmosVideoToWorldPipeline"}')
-    _refused(copy, ours, tmp_path, "is a CosmosVideoToWorldPipeline")
+    _refused(copy, ours, tmp_path, "is of class CosmosVideoToWorldPipeline")

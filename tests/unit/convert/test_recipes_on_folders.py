@@ -144,7 +144,7 @@ def test_positions_of_ltx_are_those_of_the_pipeline(name: str, tmp_path: Path, m
     folder = folder_of(tmp_path / "transformer", named_model(size_of(name)), None, whole=False)
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "LTXPipeline"}))
     monkeypatch.delitem(BESIDE, name)
-    with pytest.raises(ConvertError, match=r"does not say model\.frame_positions"):
+    with pytest.raises(ConvertError, match=r"does not determine model\.frame_positions"):
         run_of(name, folder)
     for size in ("model.name=ltxv_2b", "model.name=ltxv_13b"):
         assert run_of(name, tmp_path, size).model.frame_positions == "even"  # type: ignore

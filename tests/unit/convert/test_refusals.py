@@ -183,7 +183,7 @@ def test_an_index_of_another_form(groups, tmp_path, content):
 
 def test_a_scheduler_that_is_no_file(groups, source):
     (source / "scheduler_config.json").mkdir()
-    _refused(source, str(source / "scheduler_config.json"), "no file")
+    _refused(source, str(source / "scheduler_config.json"), "is not a file")
 
 
 def test_a_file_without_weights_is_named(groups, source):
@@ -292,7 +292,7 @@ def test_an_index_that_lies(groups, tmp_path):
 
 def test_types_that_cannot_lie_together(groups, source):
     _edit_tensors(source, lambda tensors: tensors.update({NAME: tensors[NAME].bfloat16()}))
-    _refused(source, "bfloat16", "one type")
+    _refused(source, "bfloat16", "one dtype")
 
 
 def test_a_target_that_exists_stays_as_it_is(groups, source, tmp_path):

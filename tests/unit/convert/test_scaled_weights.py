@@ -114,7 +114,7 @@ def test_weights_without_their_scales_are_refused(folder: Path) -> None:
     lost = f"layers.1.{FUSED}_scale"
     scale = stored.pop(lost)
     _store(folder, stored)
-    with pytest.raises(ConvertError, match=rf"layers.1.{FUSED} of type F8_E4M3, and no {lost}"):
+    with pytest.raises(ConvertError, match=rf"layers.1.{FUSED} of type F8_E4M3, but no {lost}"):
         open_folder(folder)
     _store(folder, stored | {lost: scale[1:].clone()})
     with pytest.raises(ConvertError, match=r"with a number for each of its rows"):

@@ -86,7 +86,7 @@ def test_without_a_folder_it_is_an_error(imported: Path, theirs: Path, tmp_path:
         export_weights(run, tmp_path / "none", wrong)
     whole = import_weights(theirs, tmp_path / "whole", objective=["objective.name=flow"])
     given = ExportOptions(scheduler=False, text_projection=theirs)
-    with pytest.raises(ConvertError, match="needs none; leave it out"):
+    with pytest.raises(ConvertError, match="needs no text projection"):
         export_weights(whole.path, tmp_path / "none", given)
     with pytest.raises(ConvertError, match=r"--projected-text: .* has no text projection"):
         import_weights(other, tmp_path / "b", projected_text=True)

@@ -232,7 +232,10 @@ def test_sides_of_several_tokens_are_refused_by_the_family(shards):
     cook(shards.ours(latent(2, 1, 4, 6), text(1)), expected, key="k")
     found = refusal(shards.ours(latent(2, 1, 4, 5), text(1)), expected)
     assert found.reason == Reject.NOT_PATCHABLE
-    assert "model.family=qwen_image21 takes sides of multiples of 2" in found.detail
+    assert (
+        "model.family=qwen_image21 takes only rows and columns that are multiples of 2"
+        in found.detail
+    )
 
 
 def test_large_finite_numbers_are_not_called_infinite(shards, expected):

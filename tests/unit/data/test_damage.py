@@ -166,7 +166,7 @@ def test_every_reason_is_counted_once_for_each_sample(shards, tmp_path, opened):
 @pytest.mark.parametrize(
     ("reason", "values"),
     [
-        (Reject.CHANNELS, "latent [4, 1, 4, 4] has 4 channels, model.in_channels=2"),
+        (Reject.CHANNELS, "latent [4, 1, 4, 4] has 4 channels, but model.in_channels=2"),
         (Reject.NOT_FINITE, "32 of 32 numbers"),  # seen when it is read for its pack
     ],
 )
@@ -243,7 +243,7 @@ def test_a_shard_that_is_replaced_while_its_samples_wait(shards, root):
     groups = validation_groups(split(shards, root, **settings))
     plan = groups.plan(99)
     large_set(shards, root, first=1)
-    with pytest.raises(DataError, match=r"shard-000000.tar, key 0000.*another size"):
+    with pytest.raises(DataError, match=r"shard-000000.tar, key 0000.*the size of this sample"):
         list(groups.read(plan.groups))
 
 
@@ -303,7 +303,7 @@ def test_a_saved_sample_that_is_gone_is_named_on_resume(shards, root, opened, wo
         shard.unlink()
     loader = opened(build_train_loader(config, rank=0, world_size=1))
     loader.load_state_dict([state])
-    with pytest.raises(DataError, match=r"has been chosen cannot be used any more .*shard"):
+    with pytest.raises(DataError, match=r"could be used before, but not now .*shard"):
         shards.take(loader, 5)
 
 

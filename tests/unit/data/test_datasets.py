@@ -111,16 +111,18 @@ def test_a_metadataset_does_not_choose_code_either(shards, tmp_path):
     head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n"
     outer.write_text(head + "    path: ./inner.yaml\n")
     inner.write_text(head.replace("MetadatasetV2", "exec") + "    path: ./a\n")
-    assert "inner.yaml asks for megatron.energon.exec" in train_error(shards.config(outer))
+    assert "inner.yaml names the class megatron.energon.exec" in train_error(shards.config(outer))
     inner.write_text(head + "    path: ./a\n")
-    assert "dataset.yaml asks for subprocess.Popen" in train_error(shards.config(outer))
+    assert "dataset.yaml names the class subprocess.Popen" in train_error(shards.config(outer))
 
 
 def test_settings_that_a_metadataset_names_do_not_choose_code(shards, tmp_path):
     shards.good_set(tmp_path / "a", 5)
     (tmp_path / "a/.nv-meta/other.yaml").write_text("__module__: subprocess\n__class__: Popen\n")
     (tmp_path / "m.yaml").write_text(blend("{weight: 1, path: ./a, dataset_config: other.yaml}"))
-    assert "other.yaml asks for subprocess.Popen" in train_error(shards.config(tmp_path / "m.yaml"))
+    assert "other.yaml names the class subprocess.Popen" in train_error(
+        shards.config(tmp_path / "m.yaml")
+    )
 
 
 @pytest.mark.parametrize("weight", ["0", "-1", "0.0"])
@@ -128,7 +130,7 @@ def test_a_weight_of_a_metadataset_is_above_0(shards, tmp_path, weight):
     shards.good_set(tmp_path / "a", 5)
     (tmp_path / "m.yaml").write_text(blend(f"{{weight: {weight}, path: ./a}}"))
     said = train_error(shards.config(tmp_path / "m.yaml"))
-    assert f"m.yaml: weight of ./a is {weight}, and must be above 0" in said
+    assert f"m.yaml: weight of ./a is {weight}, but must be above 0" in said
 
 
 @pytest.mark.parametrize(("part", "count"), [("5%", 3), ("1%", 0)])
@@ -152,7 +154,7 @@ def test_a_metadataset_has_no_home_folders(shards, tmp_path, monkeypatch):
     head = "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n"
     (tmp_path / "m.yaml").write_text(head + "    path: ~/a\n")
     said = train_error(shards.config(tmp_path / "m.yaml"))
-    assert "path ~/a: Energon knows no home folders; write /users/me/a" in said
+    assert "the path ~/a, and Energon does not expand ~; write /users/me/a" in said
 
 
 def test_data_of_an_object_store_are_read(shards, tmp_path, monkeypatch, opened):
@@ -190,7 +192,7 @@ def test_card_and_null_text_come_from_the_dataset(shards, tmp_path):
 def test_null_text_of_another_width(shards, tmp_path):
     config = shards.config(shards.good_set(tmp_path, 5))
     null(tmp_path, 1, width=16)
-    with pytest.raises(DataError, match=r"\[1, 16\], model\.crossattn_emb_size=8"):
+    with pytest.raises(DataError, match=r"\[1, 16\], but model\.crossattn_emb_size=8"):
         null_inputs(config)
 
 

@@ -316,5 +316,5 @@ def test_a_pattern_of_too_many_names(shards, tmp_path, folder):
     shutil.copytree(folder, tmp_path / "set")
     split = tmp_path / "set/.nv-meta/split.yaml"
     split.write_text(split.read_text().replace("{0..0}", "{0..9999999999}"))
-    with pytest.raises(DataError, match=r"split.yaml has the pattern .* too many names"):
+    with pytest.raises(DataError, match=r"split.yaml has the pattern .* names; correct its bounds"):
         check_data(shards.config(tmp_path / "set"))

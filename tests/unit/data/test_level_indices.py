@@ -37,7 +37,7 @@ def test_another_number_refuses_its_sample(shards, expected, index) -> None:
     with pytest.raises(SampleRefused) as caught:
         cook(record(shards, timestep=index), expected, key="k")
     assert caught.value.reason is Reject.LEVEL_INDEX
-    assert f"timestep={index!r} is no whole number from 0 to 7" in caught.value.detail
+    assert f"timestep={index!r} is not a whole number from 0 to 7" in caught.value.detail
 
 
 def at_fixed_levels(config: RunConfig) -> RunConfig:

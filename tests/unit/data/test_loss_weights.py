@@ -69,7 +69,7 @@ def test_a_weight_that_is_none_refuses_its_sample(parts, expected, weight) -> No
     with pytest.raises(SampleRefused) as caught:
         cook(record, expected, key="k")
     assert caught.value.reason is Reject.LOSS_WEIGHT
-    assert f"loss_weight={weight!r} is no number from 0 to 1e+06" in caught.value.detail
+    assert f"loss_weight={weight!r} is not a number from 0 to 1e+06" in caught.value.detail
 
 
 def test_the_size_of_a_sample_says_whether_it_is_weighted(parts, expected) -> None:

@@ -79,8 +79,8 @@ def _numbers(root):
 
 INDICES = {
     "empty": (lambda n: [], "has 0 bytes"),
-    "short": (lambda n: n[:-1], "is of 9 samples, and .nv-meta/.info.json says that the shard has"),
-    "long": (lambda n: [*n, n[-1] + 512], "is of 11 samples"),
+    "short": (lambda n: n[:-1], "lists 9 samples, but .nv-meta/.info.json says that the shard has"),
+    "long": (lambda n: [*n, n[-1] + 512], "lists 11 samples"),
     "zeros": (lambda n: [0] * len(n), "number 1 is 0, after 0: its numbers do not ascend"),
     "backwards": (lambda n: n[::-1], "do not ascend"),
     "exchanged": (lambda n: [*n[:3], n[4], n[3], *n[5:]], "do not ascend"),
@@ -95,14 +95,14 @@ def test_a_damaged_index_is_named_with_the_remedy(shards, root, name):
     numbers = change(_numbers(root))
     (root / INDEX).write_bytes(struct.pack(f"<{len(numbers)}Q", *numbers))
     text = fault(shards.config(root))
-    assert f"{root / INDEX} is" in text
+    assert f"{root / INDEX} " in text
     assert why in text
     assert "restore" in text
 
 
 def test_an_index_of_half_a_number(shards, root):
     (root / INDEX).write_bytes((root / INDEX).read_bytes()[:-3])
-    assert "85 bytes, no row of two or more 8-byte numbers" in fault(shards.config(root))
+    assert "85 bytes, not two or more 8-byte numbers" in fault(shards.config(root))
 
 
 CARD = {

@@ -263,7 +263,10 @@ def test_states_of_different_steps_are_refused(fleet):
         ([first[0], second[1]], r"had given \[0, 1\] packs: their loader states are not of one"),
         (second[::-1], r"ranks \[1, 0\], not of one run on 2"),
         (second[:1], r"ranks \[0\], not of one run on 2"),
-        ([s | {"format": 9} for s in second], f"has format 9, this version reads format {FORMAT}"),
+        (
+            [s | {"format": 9} for s in second],
+            f"has format 9, but this version reads format {FORMAT}",
+        ),
     ):
         with pytest.raises(DataError, match=said):
             target.load_state_dict(states)

@@ -107,7 +107,7 @@ def _head(payload: bytes) -> RecordHeader:
             "24 of 24",
         ),
         ({"crc32": {SOUND_PART: "0"}}, Reject.CHECKSUM, r"\.sound\.safetensors has crc32"),
-        ({"sound": {"rate": 0}}, Reject.UNDECODABLE, "no samples and rate"),
+        ({"sound": {"rate": 0}}, Reject.UNDECODABLE, "lacks whole numbers `samples` and `rate`"),
         ({"payload": b"no tensors"}, Reject.UNDECODABLE, r"\.sound\.safetensors"),
         ({"frames": 61}, Reject.TOO_LONG, "61 frames of sound"),
     ],

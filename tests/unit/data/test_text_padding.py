@@ -53,14 +53,14 @@ def test_trimmed_texts_are_refused_by_a_network_that_attends_to_padding(of_model
 def test_kept_padding_is_refused_by_a_network_that_was_not_asked(of_model, pad_to, shown) -> None:
     with pytest.raises(
         DataError,
-        match=rf"padding=keep\), and model\.text_pad_to={shown} .* set model\.text_pad_to=stored",
+        match=rf"padding=keep\), but model\.text_pad_to={shown} .* set model\.text_pad_to=stored",
     ):
         check_data(of_model(pad_to, KEPT))
 
 
 def test_a_family_without_stored_padding_is_not_told_to_set_it() -> None:
     (said,) = _padding_faults(KEPT, run_config().model)
-    assert "for those of dit do not see it" in said and "text_pad_to=stored" not in said
+    assert "as dit reads no padding" in said and "text_pad_to=stored" not in said
 
 
 def test_what_agrees_is_said(of_model) -> None:

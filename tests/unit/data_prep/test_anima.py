@@ -131,7 +131,9 @@ def test_numbers_of_unknown_tokens_are_refused() -> None:
     known = replace(config.model, conditioner_vocabulary=int(ids_L.max()) + 1)
     assert cook(parts, Expected.of_training(replace(config, model=known)), key="")
     fewer = replace(config.model, conditioner_vocabulary=int(ids_L.max()))
-    with pytest.raises(SampleRefused, match=r"`token_ids` has numbers that are not from 0 to"):
+    with pytest.raises(
+        SampleRefused, match=r"`token_ids` has token ids that are not whole numbers from 0 to"
+    ):
         cook(parts, Expected.of_training(replace(config, model=fewer)), key="")
     plain = mock_record(load_config(dit_debug(), overrides=[]), seed=1, index=0)
     with pytest.raises(SampleRefused, match=r"no `token_ids`.* --processor anima_states. makes"):

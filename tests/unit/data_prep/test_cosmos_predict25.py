@@ -79,7 +79,7 @@ def test_what_is_no_projection_of_this_encoder(folder: Path, tmp_path: Path) -> 
     weights = load_file(folder / "transformer/diffusion_pytorch_model.safetensors")
     weights["crossattn_proj.0.weight"] = torch.ones(PROJECTED, 40)
     save_file(weights, tmp_path / "a.safetensors")
-    with pytest.raises(CodecError, match="takes 40 numbers a token, and"):
+    with pytest.raises(CodecError, match="takes 40 numbers a token, but"):
         encoder(folder, text_projection=tmp_path)
     (tmp_path / "a.safetensors").write_bytes(b"no tensors")
     with pytest.raises(CodecError, match="--text_projection"):

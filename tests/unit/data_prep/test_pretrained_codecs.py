@@ -405,7 +405,8 @@ def test_what_is_no_pipeline(tmp_path: Path, capsys) -> None:
 def test_a_model_of_another_class_is_named(folders, name: str, model: str) -> None:
     """Diffusers would leave the weights that it misses at random values."""
     with pytest.raises(
-        CodecError, match=r"vae/ is AutoencoderKL\w+, and AutoencoderKL\w* is needed"
+        CodecError,
+        match=r"vae/ is of class AutoencoderKL\w+, but the processor needs AutoencoderKL\w*",
     ):
         codec(name, folders[model])
 

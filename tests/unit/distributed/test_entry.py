@@ -222,8 +222,8 @@ def test_exit_codes_pass_through():
     ("typed", "said"),
     [
         (("--sampler", "ddpm"), "argument --sampler: invalid choice: 'ddpm'"),
-        (("--num_stepz", "4"), "--num_stepz is no option, --num_steps is;"),
-        (("--seeds=4",), "--seeds is no option, --seed is;"),
+        (("--num_stepz", "4"), "--num_stepz is not an option, --num_steps is;"),
+        (("--seeds=4",), "--seeds is not an option, --seed is;"),
         (("and", "more"), "'and' belongs to no option; put quotes around names with spaces;"),
     ],
 )

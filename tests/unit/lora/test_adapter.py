@@ -225,8 +225,8 @@ def test_words_names_and_patterns_choose_linears():
     ("targets", "words"),
     [
         (("to_qq",), ("lora.targets=to_qq", "to_q")),
-        (("attention", "blocks.9.attn1.to_q"), ("blocks.9.attn1.to_q", "near ones are")),
-        (("modulation",), ("no linear of that kind",)),
+        (("attention", "blocks.9.attn1.to_q"), ("blocks.9.attn1.to_q", "use a name such as")),
+        (("modulation",), ("no such linears",)),
     ],
 )
 def test_a_target_that_matches_nothing_is_an_error_with_near_names(targets, words):
@@ -368,7 +368,7 @@ def test_weights_that_are_in_no_file_show_nothing(tmp_path):
 
 def test_adapters_alone_are_no_weights_to_train(tmp_path):
     (tmp_path / ADAPTERS).write_text(RUN.as_json())
-    with pytest.raises(CheckpointError, match="holds LoRA adapters and no weights"):
+    with pytest.raises(CheckpointError, match="holds only LoRA adapters"):
         adapter_run(run_config(), tmp_path)
 
 

@@ -216,7 +216,7 @@ def test_linears_that_flux_has_as_one(tmp_path: Path) -> None:
         torch.testing.assert_close(one.folded().up[-5:] @ one.down, up[-5:] @ down)
     key = "lora_unet_double_blocks_0_img_attn_qkv.lora_up.weight"
     save_file(content | {key: torch.randn(2 * wide, 2)}, tmp_path / "other.safetensors")
-    with pytest.raises(LoraFileError, match=r"6144 outputs does not fit .*to_q.* together"):
+    with pytest.raises(LoraFileError, match=r"6144 outputs is too narrow for .*to_q.* together"):
         read_lora(tmp_path / "other.safetensors")
 
 

@@ -138,7 +138,7 @@ def test_keys_of_text_encoders_are_left_out_where_that_is_asked_for(tmp_path: Pa
     assert read_lora(file, without_text_encoder=said.append).keys() == factors.keys()
     assert said == [line]  # nothing is said of a file without any
     save_file(odd, file)
-    with pytest.raises(LoraFileError, match=f"{len(OF_TEXT)} keys of text encoders alone"):
+    with pytest.raises(LoraFileError, match=f"only {len(OF_TEXT)} keys of text encoders"):
         read_lora(file, without_text_encoder=said.append)
 
 

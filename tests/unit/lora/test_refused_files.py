@@ -51,8 +51,8 @@ TENSORS: dict[str, tuple[dict[str, torch.Tensor], str]] = {
     "alpha alone": ({**GOOD, "transformer.m.alpha": torch.tensor(1.0)}, "no lora_A"),
     "two ranks": ({A: DOWN, B: torch.ones(4, 3)}, "have different ranks"),
     "a convolution": ({A: torch.ones(2, 6, 1, 1), B: torch.ones(4, 2, 1, 1)}, "a convolution"),
-    "a vector": ({A: torch.ones(2), B: UP}, "no matrix"),
-    "rank 0": ({A: torch.ones(0, 6), B: torch.ones(4, 0)}, "no matrix"),
+    "a vector": ({A: torch.ones(2), B: UP}, "not that of a matrix"),
+    "rank 0": ({A: torch.ones(0, 6), B: torch.ones(4, 0)}, "not that of a matrix"),
     "NaN": ({A: DOWN, B: torch.full((4, 2), float("nan"))}, "NaN or infinity"),
     "infinity": ({A: torch.full((2, 6), float("inf")).half(), B: UP.half()}, "NaN or infinity"),
     "whole numbers": ({A: DOWN.int(), B: UP}, "is of type I32"),
@@ -76,7 +76,7 @@ TENSORS: dict[str, tuple[dict[str, torch.Tensor], str]] = {
             "transformer.transformer_blocks.0.attn.to_k.lora_A.weight": torch.ones(2, 4),
             "transformer.transformer_blocks.0.attn.to_k.lora_B.weight": torch.ones(4, 2),
         },
-        "is of transformer_blocks.0.attn.to_k, which has an adapter of its own",
+        "belongs to transformer_blocks.0.attn.to_k, for which the file has another adapter",
     ),
     "two adapters": (
         {f"m.{part}.{name}.weight": UP for part in ("lora_A", "lora_B") for name in ("a", "b")},
@@ -84,7 +84,7 @@ TENSORS: dict[str, tuple[dict[str, torch.Tensor], str]] = {
     ),
     "peft's keys without its configuration": (
         {"base_model.model.m.lora_A.weight": DOWN, "base_model.model.m.lora_B.weight": UP},
-        "adapter_config.json is not beside a file adapter_model.safetensors",
+        "adapter_config.json, which holds alpha, is missing",
     ),
 }
 
@@ -96,8 +96,8 @@ def test_tensors(case: str, tmp_path: Path) -> None:
 
 
 CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
-    "another rank": ({"r": 4}, "says rank 4 of blocks.0.attn1.to_q"),
-    "another rank by pattern": ({"r": 2, "rank_pattern": {".*to_q": 3}}, "says rank 3"),
+    "another rank": ({"r": 4}, "gives blocks.0.attn1.to_q the rank 4"),
+    "another rank by pattern": ({"r": 2, "rank_pattern": {".*to_q": 3}}, "the rank 3, but"),
     "DoRA": ({"use_dora": True}, "use_dora=True is not supported"),
     "biases": ({"bias": "lora_only"}, "bias='lora_only' is not supported"),
     "bias of B": ({"lora_bias": True}, "lora_bias=True is not supported"),
@@ -109,10 +109,10 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "rank true": ({"r": True}, "r=True: "),
     "alpha in words": ({"lora_alpha": "x"}, "lora_alpha='x': "),
     "a pattern of lists": ({"alpha_pattern": {"a": [1]}}, "alpha_pattern.a=[1]: "),
-    "a pattern that is no pattern": ({"alpha_pattern": {"(": 1}}, "no regular expression"),
-    "a pattern without end": ({"alpha_pattern": {"(a+)+b": 1}}, "repeats too much"),
-    "many repetitions": ({"alpha_pattern": {".*" * 8: 1}}, "repeats too much"),
-    "a long pattern": ({"alpha_pattern": {"a" * 2000: 1}}, "repeats too much"),
+    "a pattern that is no pattern": ({"alpha_pattern": {"(": 1}}, "is not a regular expression"),
+    "a pattern without end": ({"alpha_pattern": {"(a+)+b": 1}}, "could take too long"),
+    "many repetitions": ({"alpha_pattern": {".*" * 8: 1}}, "could take too long"),
+    "a long pattern": ({"alpha_pattern": {"a" * 2000: 1}}, "could take too long"),
 }
 
 
@@ -144,12 +144,12 @@ def test_a_configuration_that_is_no_json_object(text: str, tmp_path: Path) -> No
 def test_alphas_that_contradict_each_other(tmp_path: Path) -> None:
     alpha = {"transformer.blocks.0.attn1.to_q.alpha": torch.tensor(4.0)}
     told = {"lora_adapter_metadata": json.dumps({"r": 2, "lora_alpha": 2})}
-    assert "says alpha 2" in refused(tmp_path, GOOD | alpha, **told)
+    assert "alpha 2, but" in refused(tmp_path, GOOD | alpha, **told)
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     assert "does not exist" in error_of(tmp_path / "nowhere")
-    assert "holds no adapters" in error_of(tmp_path)
+    assert "holds no .safetensors file" in error_of(tmp_path)
     pickle = tmp_path / "pytorch_lora_weights.bin"
     torch.save(GOOD, pickle)
     assert "can run code" in error_of(pickle)

@@ -144,7 +144,7 @@ def test_no_configuration_names_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_class_describes_one_family() -> None:
-    with pytest.raises(Problems, match="family=odd is not described by DitConfig"):
+    with pytest.raises(Problems, match="family=odd does not fit DitConfig"):
         DitConfig(family="odd")
 
 

@@ -51,7 +51,7 @@ def test_null_inputs_of_every_kind(make_pack) -> None:
 
 def test_a_null_text_of_another_width_is_refused(make_pack) -> None:
     with pytest.raises(
-        ValueError, match=r"`text` has shape \[1, 6\], but the dataset's has width 5"
+        ValueError, match=r"`text` has shape \[1, 6\], but the dataset's `text` has width 5"
     ):
         with_null_inputs(make_pack(), [True, False, False], {"text": torch.zeros(1, 6)})
 

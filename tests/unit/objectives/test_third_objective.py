@@ -67,7 +67,7 @@ def test_both_tables_of_objectives_have_the_same_names() -> None:
 def test_a_name_that_is_taken_or_unknown_is_refused(config: RunConfig) -> None:
     with pytest.raises(ValueError, match=f"{NAME} is registered already"):
         register(NAME, REGISTRY[NAME], summary=lambda _: "")
-    with pytest.raises(ConfigError, match=f"name=ddpm is no known .*; use edm, flow, {NAME}"):
+    with pytest.raises(ConfigError, match=f"name=ddpm is not a known .*; use edm, flow, {NAME}"):
         load_config(config, overrides=["objective.name=ddpm"])
 
 

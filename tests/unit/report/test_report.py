@@ -201,7 +201,7 @@ def test_damaged_files_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:
     (run / "config.yaml").write_text("model: [")
     (run / "environment.jsonl").write_text("null\n")
     text = report(run).text
-    for words in ("line 7 (", "line 8 (", "line 9 (it has no step)", "config.yaml is damaged"):
+    for words in ("line 7 (", "line 8 (", "line 9 (it is not an object", "config.yaml is damaged"):
         assert words in text
     assert "environment.jsonl is damaged" in text and "120" in text
     assert "line 125" not in text  # it is being written

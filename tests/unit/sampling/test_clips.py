@@ -61,7 +61,9 @@ def test_a_given_clip_shows_what_packing_reads(kind: str, tmp_path: Path) -> Non
 def test_a_given_clip_that_changes_is_refused_if_it_is_read_so_far(later, words, tmp_path) -> None:
     path = str(joined(tmp_path / "a.mp4", [Part(5), later]))
     assert len(read_clip(path, (5, 48, 96), option="--video")) == 5
-    why = rf"--video .*a.mp4 cannot be read .*from 96 x 48 to {words} at 0.312 s: cut it there"
+    why = (
+        rf"--video .*a.mp4 cannot be read .*from 96 x 48 to {words} at 0.312 s: cut the video there"
+    )
     with pytest.raises(ValueError, match=why):
         read_clip(path, (6, 48, 96), option="--video")
     assert first_of_clip(path, option="--video").size == WIDE

@@ -86,7 +86,7 @@ def test_the_distilled_flux3_is_not_guided(groups, tmp_path: Path) -> None:
         ValueError, match=r"guidance 3.5: .* steps without guidance .*flow_map=true"
     ):
         ours(run, start, guidance=3.5)
-    with pytest.raises(ValueError, match=r"sampler heun: .* use the sampler euler"):
+    with pytest.raises(ValueError, match=r"sampler heun: .* use --sampler euler"):
         ours(run, start, guidance=1.0, sampler="heun")
     words = ["model.name=flux3_klein", "dataset.task_encoder_seq_length=9216"]
     assert load_config(dit_debug(), overrides=words).guidance == 1

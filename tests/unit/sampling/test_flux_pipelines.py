@@ -119,5 +119,5 @@ def test_reference_pictures_of_files(groups, tmp_path: Path) -> None:
     picture = Image.open(files[0]).crop((0, 1, 32, 21))
     colours = torch.from_numpy(np.asarray(picture, dtype=np.float32) / 127.5 - 1).permute(2, 0, 1)
     torch.testing.assert_close(seen[0], vae.encode(colours[:, None]), rtol=1e-2, atol=1e-2)
-    with pytest.raises(ValueError, match=r"1.png: the network takes 1 at most"):
+    with pytest.raises(ValueError, match=r"1.png: the network takes at most 1"):
         ours(run, noise_of(PICTURE), reference=tuple(map(str, files)))

@@ -66,7 +66,7 @@ def test_any_prompts_are_drawn_in_one_grid(tmp_path):
     notes = draw_grid(pictures, PROMPTS * 2, tmp_path / "grid.png")
     with Image.open(tmp_path / "grid.png") as image:
         assert image.mode == "RGBA" and max(image.size) < 4_000
-    assert all("stand as code points" in note.because for note in notes)
+    assert all("shown as code points" in note.because for note in notes)
 
 
 def test_prompts_of_one_picture_wrap_into_columns(tmp_path):

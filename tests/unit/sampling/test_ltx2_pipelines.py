@@ -15,7 +15,6 @@ from torch import Tensor
 
 from dit.command_line import option_names
 from dit.config import Sampler
-
 from dit.convert.import_ import import_weights
 from dit.distributed.model_parallel import FullForward
 from dit.models.registry import family_of

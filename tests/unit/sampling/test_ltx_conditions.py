@@ -192,7 +192,7 @@ def test_a_neighbour_has_no_conditions(parts: tuple[Any, OpenCheckpoint]) -> Non
     (alone,), (own,), both = made(plain), made(shown), made(shown, plain)
     assert gap(both[1], alone) <= 1e-5 and gap(both[0], own) <= 1e-5
     assert gap(own, alone) > 0.1
-    with pytest.raises(ValueError, match=r"at their own noise levels; use the sampler euler"):
+    with pytest.raises(ValueError, match=r"at noise levels of their own; use --sampler euler"):
         settings = replace(settings, sampler=Sampler.HEUN)
         made(shown)
 
@@ -225,7 +225,7 @@ def test_other_networks_are_given_none(groups: Any, tmp_path: Path) -> None:
             {"video": ("a",), "last_image": "b"},
             r"--last_image b: with other pictures, give it as --image with --at_frame",
         ),
-        ({"condition_noise": -1}, r"--condition_noise -1 must lie in \[0, 1\]; 0 adds none"),
+        ({"condition_noise": -1}, r"--condition_noise -1 must lie in \[0, 1\]; 0 adds no noise"),
     ],
 )
 def test_options_that_do_not_fit(given: dict[str, Any], message: str) -> None:

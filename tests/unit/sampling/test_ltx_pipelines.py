@@ -63,7 +63,7 @@ def test_a_list_of_timesteps_is_that_of_the_pipeline(groups, tmp_path: Path) -> 
     options: dict[str, Any] = {"fps": 25.0, "negative_prompt": NEGATIVE, "guidance": 1.0}
     objective = replace(run.config.objective, sampling_timesteps=None)
     usual = ours(replace(run, config=replace(run.config, objective=objective)), noise, **options)
-    with pytest.raises(ValueError, match=r"has 4 timesteps, one for each step; set num_steps=4"):
+    with pytest.raises(ValueError, match=r"has 4 timesteps, one for each step; set --num_steps 4"):
         ours(run, noise, **options, num_steps=5)
     made = ours(run, noise, **options, num_steps=4)
     call = {"timesteps": list(DISTILLED), "guidance_scale": 1.0}
@@ -118,7 +118,7 @@ def test_captions_are_read_as_the_pipeline_reads_them(
 
 def test_a_network_without_its_pipeline_needs_its_positions(groups, tmp_path: Path) -> None:
     random_ltx().save_pretrained(tmp_path / "hf")
-    with pytest.raises(ConvertError, match=r"does not say model\.frame_positions"):
+    with pytest.raises(ConvertError, match=r"does not determine model\.frame_positions"):
         import_weights(tmp_path / "hf", tmp_path / "none")
     with pytest.raises(
         ConvertError, match=r"^model\.frame_positions=cause must be even or causal$"

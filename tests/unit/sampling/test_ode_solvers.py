@@ -309,7 +309,7 @@ def test_impossible_requests_are_refused(make_pack) -> None:
     network, _ = random_network(batch)
     with pytest.raises(ValueError, match="num_steps=0"):
         sample(sampling_path(EDM), network, batch.latent_TC, batch, num_steps=0)
-    with pytest.raises(ValueError, match="2 seeds for a pack of 3"):
+    with pytest.raises(ValueError, match="got 2 seeds for 3 samples"):
         initial_noise(batch, (1, 2))
 
 

@@ -93,10 +93,10 @@ def test_scales_of_adapters_and_colons_in_their_names(
         ("nothing", "nothing", 1.0),
     ):
         assert scaled_file(text, option="--lora") == (Path(file), scale)
-    with pytest.raises(ValueError, match="'0,5' is no number; write FILE:SCALE"):
+    with pytest.raises(ValueError, match="'0,5' is not a number; write FILE:SCALE"):
         scaled_file("wan:lora:0,5", option="--lora")
     with pytest.raises(
-        ValueError, match=r"--lora wan:lora:1e39: SCALE must lie in \[-1000, 1000\]"
+        ValueError, match=r"--lora wan:lora:1e39: the scale 1e39 must lie in \[-1000, 1000\]"
     ):
         scaled_file("wan:lora:1e39", option="--lora")
 
@@ -143,13 +143,13 @@ def test_automodels_file(parse, capsys) -> None:
     [
         ("num_step: 3", ":1: unknown key; did you mean num_steps?".replace(":1: ", ":1): ")),
         ("checkpoint_path: x\nheight: '32'", 'height="32" ('),
-        ("height: true", "expected an integer"),
-        ("guidance: high", "expected a number"),
+        ("height: true", "must be an integer"),
+        ("guidance: high", "must be a number"),
         ("prompt: 7", "expected text"),
-        ("guidance_interval: 3", "expected a list of two"),
-        ("guidance_interval: [1]", "expected a list of 2"),
-        ("save_latents: 1", "expected true or false"),
-        ("output_dir: [a, b]", "expected one value"),
+        ("guidance_interval: 3", "must be a list of two values"),
+        ("guidance_interval: [1]", "must be a list of 2 values"),
+        ("save_latents: 1", "must be true or false"),
+        ("output_dir: [a, b]", "must be one value"),
         ("- a", "must be a mapping"),
         ("a: [", "generate.yaml:1: "),
         ("help: true", "unknown key"),

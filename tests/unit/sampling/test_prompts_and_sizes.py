@@ -60,8 +60,8 @@ def test_prompts_from_lines_and_from_json(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("[", "is no JSON"),
-        ('{"prompts": []}', "has no list"),
+        ("[", "is not valid JSON"),
+        ('{"prompts": []}', "must hold a list of prompts"),
         ('[{"text": "a"}]', 'entry 0 has no "caption"'),
         ('[{"caption": "a", "height": 0}]', 'entry 0: "height": 0 must be'),
         ('[{"caption": "a", "height": true}]', 'entry 0: "height": true must be'),
@@ -69,7 +69,10 @@ def test_prompts_from_lines_and_from_json(tmp_path):
         ('[{"caption": "a", "width": -8}]', 'entry 0: "width": -8 must be'),
         ('[{"caption": "a", "width": NaN}]', 'entry 0: "width": NaN must be'),
         ('[{"caption": "a", "num_frames": 1' + "0" * 99 + "}]", "from 1 to 32768"),
-        ('["a", {"caption": "a", "height": 8, "height": 9}]', "'height' stands in one entry twice"),
+        (
+            '["a", {"caption": "a", "height": 8, "height": 9}]',
+            "the key 'height' occurs twice in one entry",
+        ),
         ('["a\\u0000b"]', "entry 0 holds a NUL character"),
         ("[" * 99_999, "nested too deeply"),
         ('[{"caption": "a", "negative_prompt": 3}]', 'entry 0: "negative_prompt": 3 must be'),
@@ -88,7 +91,11 @@ def test_prompts_from_json_lines(tmp_path):
     file = tmp_path / "prompts.JSONL"
     file.write_text('{"caption": "a\u2028cat", "height": 8}\r\n\n"a dog"\n', encoding="utf-8")
     assert read_prompts(file) == [Prompt(text="a\u2028cat", height=8), Prompt(text="a dog")]
-    for line, said in (("a dog", "is no JSON"), ("3", "has no"), ('{"height": 3}', "has no")):
+    for line, said in (
+        ("a dog", "is not valid JSON"),
+        ("3", "has no"),
+        ('{"height": 3}', "has no"),
+    ):
         file.write_text(f'"a cat"\n\n{line}\n')
         with pytest.raises(ValueError, match=rf"prompts.JSONL, line 3 {said}"):
             read_prompts(file)
@@ -206,7 +213,7 @@ def test_a_file_of_prompts_that_is_not_there_or_empty(tmp_path):
     with pytest.raises(ValueError, match=rf"{file}.*does not exist"):
         read_prompts(file)
     file.write_text("\n \n")
-    with pytest.raises(ValueError, match=rf"{file}.*write one on each line"):
+    with pytest.raises(ValueError, match=rf"{file}.*write at least one"):
         read_prompts(file)
 
 

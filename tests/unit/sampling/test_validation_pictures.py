@@ -280,7 +280,10 @@ def test_what_is_missing_is_named(groups, tmp_path: Path) -> None:
         (good | {"image_path": "gone.png"}, r': the picture "gone.png" is neither in'),
         (good | {"image_path": "text.png"}, r": image_path .*text.png cannot be read as a picture"),
         (good | {"last_image_path": str(last)}, r": last_image_path .*the first picture alone"),
-        (good | {"reference_path": str(last)}, r": reference_path .*last.png: .* takes none"),
+        (
+            good | {"reference_path": str(last)},
+            r": reference_path .*last.png: .* takes no references",
+        ),
     ):
         with pytest.raises(ValueError, match=at + words):
             open_samples(training(run, tmp_path, [good, entry]))

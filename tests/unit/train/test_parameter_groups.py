@@ -96,7 +96,7 @@ def test_names_of_both_sides(groups, pattern):
 @pytest.mark.parametrize(
     ("pattern", "said"),
     [
-        ("blocks.0.atn1.to_q.weight", "matches no weight.*Similar names are .*attn1.to_q.weight"),
+        ("blocks.0.atn1.to_q.weight", "matches no weight.*use a name such as .*attn1.to_q.weight"),
         ("blocks.9.*", "matches no weight"),
         ("*.attn1.to_q.*", "but not .*to_k.weight, .*to_v.weight"),
     ],

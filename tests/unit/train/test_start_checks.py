@@ -159,7 +159,7 @@ REFUSED: dict[str, tuple[Prepare, str]] = {
     # data
     "shard": (lambda p: without(p.data / "train/shard-000000.tar"), "is missing; restore it"),
     "index": (lambda p: without(p.data / "train/shard-000000.tar.idx"), "idx is missing"),
-    "no dataset": (lambda p: without(p.data / ".nv-meta"), "no prepared dataset"),
+    "no dataset": (lambda p: without(p.data / ".nv-meta"), "not a prepared dataset"),
     "card": (lambda p: card(p, latent={"channels": 5}), "set model.in_channels=5"),
     "text width": (lambda p: card(p, text_encoder={"width": 9}), "set model.crossattn_emb_size=9"),
     "damaged card": (
@@ -209,7 +209,7 @@ REFUSED: dict[str, tuple[Prepare, str]] = {
             *("lora.rank=4", "checkpoint.finetune=true", f"checkpoint.load={p.run}"),
             lora_file(p.root / "x.safetensors"),
         ],
-        "which replace it; leave it out",
+        "and decide; leave lora.rank out",
     ),
     # Diffusers folders
     "damaged description": (
@@ -221,8 +221,8 @@ REFUSED: dict[str, tuple[Prepare, str]] = {
         "has neither diffusion_pytorch_model.safetensors nor",
     ),
     # what validation and exports need
-    "empty prompts": (lambda p: [encoded(p, "\n")], "has no prompt; write one on each line"),
-    "damaged prompts": (lambda p: [encoded(p, "{", suffix="json")], "is no JSON"),
+    "empty prompts": (lambda p: [encoded(p, "\n")], "has no prompt; write at least one"),
+    "damaged prompts": (lambda p: [encoded(p, "{", suffix="json")], "is not valid JSON"),
     "picture that is not there": (
         lambda p: [encoded(p, '{"caption": "a", "image_path": "no.png"}', suffix="jsonl")],
         "the picture .*no.png.* is neither in",
@@ -342,7 +342,7 @@ def test_data_that_are_elsewhere_are_said_and_all_else_is_checked(made, tmp_path
     away = [*place.words(), f"dataset.path={place.nowhere}", "--dry-run"]
     assert main(away) == 0
     assert "NOT CHECKED" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="beside weights, and there are none"):
+    with pytest.raises(ValueError, match="on top of other weights, but the run has none"):
         main([*away, "lora.rank=2"])
 
 

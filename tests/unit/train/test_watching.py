@@ -175,7 +175,7 @@ def test_what_fails_is_said_twice_and_all_else_is_written(
     once = [line for line in lines if line.endswith(ONCE)]
     assert once and all(f", {name}" in line for line in once)
     assert all(an_error(error).strerror in line for line in once)
-    again = [f"not all is there: {line.removesuffix(ONCE)}" for line in once]
+    again = [f"output of the run is missing: {line.removesuffix(ONCE)}" for line in once]
     assert lines[-len(again) :] == again
     for other in {*LINES} - {name}:
         assert len((tmp_path / other).read_text().splitlines()) == 2
@@ -231,7 +231,7 @@ def test_a_run_without_any_log_is_complete_and_its_resume_says_what_is_missing(
         assert pretrain(load_config(run, overrides=[*keys, "train.train_iters=4"])) == 0
     said = capsys.readouterr().out
     assert [line["step"] for line in metrics(tmp_path)] == [1, 2]
-    assert said.count("not all is there: at step 3, metrics.jsonl: ") == 1
+    assert said.count("output of the run is missing: at step 3, metrics.jsonl: ") == 1
     assert pretrain(load_config(run, overrides=[*keys, "train.train_iters=5"])) == 0
     said = capsys.readouterr().out
     assert "metrics.jsonl has lost the lines of 2 steps up to step 4 (the first is step 3)" in said

@@ -149,7 +149,7 @@ def test_what_cannot_be_given_is_an_error_with_a_reason(videos: Path, shards, tm
     for options, words in calls:
         with pytest.raises(ValueError, match=words):
             build_video_multiresolution_dataloader(cache_dir=videos, stateful=False, **options)
-    with pytest.raises(DataError, match="it is no prepared dataset; pack media with"):
+    with pytest.raises(DataError, match="it is not a prepared dataset; pack media with"):
         ShardSamples(tmp_path)
     with pytest.raises(DataError, match="holds videos"):
         build_text_to_image_multiresolution_dataloader(cache_dir=videos)
@@ -164,7 +164,7 @@ def test_what_cannot_be_given_is_an_error_with_a_reason(videos: Path, shards, tm
     with pytest.raises(DataError, match=r"000000\.tar, sample 0: \.safetensors has crc.* inspect"):
         list(map(ShardSamples(damaged).__getitem__, range(5)))
     shard.write_bytes(whole[:2000])
-    with pytest.raises(DataError, match="it is cut short") as caught:
+    with pytest.raises(DataError, match="shard is cut short") as caught:
         ShardSamples(damaged)
     assert str(caught.value).count("data_prep inspect") == 1
 
@@ -178,7 +178,7 @@ def test_states_without_their_tokens_go_to_nobody(shards, tmp_path: Path) -> Non
     folder = shards.write(tmp_path, [sample_parts(tensors, about)])
     card = {"format_version": 1, "processor": {"name": "pixel"}, "text_encoder": {"width": 8}}
     (folder / "dataset_card.json").write_text(json.dumps(card))
-    with pytest.raises(DataError, match=r"needs `token_ids` .* train on these shards with this"):
+    with pytest.raises(DataError, match=r"has `token_ids`, .* train on these shards with this"):
         ShardSamples(folder)
     with pytest.raises(PrepError, match=r"`token_ids`.* leave --output_format out"):
         export(folder, form="meta", shard_size=100)
@@ -194,19 +194,25 @@ def test_a_damaged_cache_is_named(videos: Path, tmp_path: Path) -> None:
     latent = torch.load(file, weights_only=True)["video_latents"]
     flipped[flipped.index(latent.numpy().tobytes())] ^= 1
     file.write_bytes(flipped)
-    with pytest.raises(DataError, match=rf"{file.name}: \S+ does not match its checksum; restore"):
+    with pytest.raises(
+        DataError, match=rf"{file.name}: \S+ in the file does not match its checksum"
+    ):
         list(CacheSamples(folder))
     folder, file = cache("gone")
     file.unlink()
-    with pytest.raises(DataError, match=rf"{file.name}: no such file in .*; restore it"):
+    with pytest.raises(
+        DataError, match=rf"{file.name}: the index of the cache lists a file .* lacks; restore it"
+    ):
         CacheSamples(folder)
     folder, file = cache("foreign")
     torch.save({"video_latents": CacheSamples}, file)
-    with pytest.raises(DataError, match=rf"{file.name}: it is damaged, or holds more than tensors"):
+    with pytest.raises(DataError, match=rf"{file.name}: the file is damaged, or holds more than"):
         CacheSamples(folder)
     folder, _ = cache("index")
     (folder / "metadata_shard_0000.json").unlink()
-    with pytest.raises(DataError, match=r"metadata_shard_0000\.json: No.*restore the index"):
+    with pytest.raises(
+        DataError, match=r"index of the cache, cannot be read .*shard_0000\.json: No such"
+    ):
         CacheSamples(folder)
 
 

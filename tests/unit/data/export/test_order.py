@@ -151,7 +151,7 @@ def test_the_state_goes_over_an_epoch(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"another order of samples \(batch_size=2 -> 3\)"):
         other.load_state_dict(state)
     with pytest.raises(
-        ValueError, match=r"no state of dit\.data\.export, but one with \['epoch'\]"
+        ValueError, match=r"keys \['epoch'\], and was not saved by dit\.data\.export"
     ):
         again.load_state_dict({"epoch": 1})
 

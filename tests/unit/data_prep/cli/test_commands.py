@@ -270,10 +270,10 @@ def test_preparing_data_loads_neither_megatron_core_nor_the_model(repo_root: Pat
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["--hieght", "64"], "--hieght is no option, --height is"),
-        (["--hieght=64"], "--hieght is no option, --height is"),
+        (["--hieght", "64"], "--hieght is not an option, --height is"),
+        (["--hieght=64"], "--hieght is not an option, --height is"),
         (["of", "mine"], "'of' belongs to no option; put quotes around names with spaces"),
-        (["--max_pixels", "many"], "argument --max_pixels: 'many' is no whole number"),
+        (["--max_pixels", "many"], "argument --max_pixels: 'many' is not a whole number"),
     ],
 )
 def test_what_was_typed_wrong_is_one_line(capsys, typed: list[str], said: str) -> None:

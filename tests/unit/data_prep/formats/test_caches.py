@@ -142,7 +142,7 @@ def test_a_cache_that_was_moved(tmp_path: Path, capsys: pytest.CaptureFixture[st
     before = {path: path.read_bytes() for path in moved.glob("*.json")}
     next(moved.rglob("*.meta")).unlink()
     assert main(["relocate", str(moved)]) == 1
-    assert "is not there" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in moved.glob("*.json")}
 
 

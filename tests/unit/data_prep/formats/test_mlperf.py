@@ -249,8 +249,8 @@ FAULTS = [
     ({"t5": bits(torch.ones(0, 8))}, Reject.UNDECODABLE, r"shape \[0, 8\], and needs \[L, E\]"),
     ({"clip": bytes(9)}, Reject.UNDECODABLE, r".clip.bytes has 9 bytes of numbers"),
     ({"clip": bits(torch.ones(6))}, Reject.INPUT_SHAPE, r"`pooled_text` has shape \[6\]"),
-    ({"logvar": None}, Reject.MISSING_PART, r"no .logvar.bytes, found .json"),
-    ({"logvar": bits(torch.ones(2, 4, 2))}, Reject.LOGVAR, r"shape \[2, 1, 4, 2\], and the latent"),
+    ({"logvar": None}, Reject.MISSING_PART, r"no .logvar.bytes; it has .json"),
+    ({"logvar": bits(torch.ones(2, 4, 2))}, Reject.LOGVAR, r"shape \[2, 1, 4, 2\], but the latent"),
     ({"logvar": bits(torch.full((2, 4, 4), 50.0))}, Reject.LOGVAR, r"numbers above 40"),
     ({"logvar": bits(torch.full((2, 4, 4), math.nan))}, Reject.LOGVAR, r"has NaN"),
     ({"mean": b"\x93NUMPY" + bytes(40)}, Reject.UNDECODABLE, r".mean.bytes has a damaged header"),
@@ -298,12 +298,12 @@ def test_a_bad_set_is_no_dataset(
     elif fault in ("garbage", "bits"):
         content = b"hello" if fault == "garbage" else saved(np.ones((1, ROWS, WIDTH), np.uint16))
         (theirs / "empty_encodings" / "t5_empty.npy").write_bytes(content)
-        what = "it is no array of NumPy" if fault == "garbage" else "it is torch.uint16"
+        what = "it is not an array of NumPy" if fault == "garbage" else "it is torch.uint16"
         said = f"empty_encodings/t5_empty.npy: {what}"
     elif fault == "level":
         write(theirs / "zip", [parts_of(299, timestep=3), parts_of(300, timestep=8)])
         where = "key 00000001: " if options else "shard_000000/00000001 ("
-        said = f"{where}.json: timestep=8 is no whole number from 0 to 7"
+        said = f"{where}.json: timestep=8 is not a whole number from 0 to 7"
     else:
         write(theirs / "zip", [parts_of(300, timestep=5)])
         said = "2 of 4/8, 3 of 5/8, 2 of 6/8"
@@ -335,7 +335,7 @@ def test_a_dataset_of_ours_below_is_not_read_again(theirs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("none", "is not there"), ("file", "is no folder"), ("index", "no *.tar")]
+    ("name", "said"), [("none", "is missing"), ("file", "is not a folder"), ("index", "no *.tar")]
 )
 def test_a_folder_without_shards_is_named(tmp_path: Path, name: str, said: str, capsys) -> None:
     (tmp_path / "file").write_text("")

@@ -130,12 +130,12 @@ def test_a_null_text_that_cannot_be_read(inspect, content: bytes | None, why: st
     ("content", "message"),
     [
         (None, "has no .nv-meta"),
-        ("{", ".info.json is damaged (it is no JSON: Expecting property name"),
+        ("{", ".info.json is damaged (it is not JSON: Expecting property name"),
         ("[]", "(it has no object 'shard_counts' with the samples of each shard); pack"),
         ('{"shard_counts": [3]}', "(it has no object 'shard_counts' with"),
-        ('{"shard_counts": {"a.tar": "3"}}', "('a.tar': '3' in 'shard_counts' is no number"),
-        ('{"shard_counts": {"a.tar": null}}', "('a.tar': null in 'shard_counts' is no number"),
-        ('{"shard_counts": {"../a.tar": 3}}', "('../a.tar' in 'shard_counts' is no file below it"),
+        ('{"shard_counts": {"a.tar": "3"}}', "('a.tar': '3' in 'shard_counts' is not a number"),
+        ('{"shard_counts": {"a.tar": null}}', "('a.tar': null in 'shard_counts' is not a number"),
+        ('{"shard_counts": {"../a.tar": 3}}', "('../a.tar' in 'shard_counts' is not a path"),
     ],
 )
 def test_a_folder_without_readable_metadata(

@@ -137,11 +137,11 @@ def test_the_listing_counts_what_it_leaves_out(root: Path) -> None:
 
 
 def test_a_folder_without_images_says_what_it_holds(tmp_path: Path) -> None:
-    with pytest.raises(PrepError, match="is no folder"):
+    with pytest.raises(PrepError, match="is not a folder"):
         list_media(tmp_path / "missing")
     (tmp_path / "clip.gif").touch()
     with pytest.raises(
-        PrepError, match=r"1 x \*.gif \(animations are no clips; convert them to MP4"
+        PrepError, match=r"1 x \*.gif \(animations are not read as clips; convert them to MP4"
     ):
         list_media(tmp_path, VIDEOS, option="--video_dir")
     (tmp_path / "clip.gif").rename(tmp_path / "clip.mp4")

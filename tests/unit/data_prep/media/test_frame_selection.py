@@ -92,7 +92,7 @@ def test_a_variable_rate_keeps_its_frames_or_becomes_an_even_clock() -> None:
 
 def test_too_short() -> None:
     assert kept(FrameRule(stride=4, count=17), line(10)) == [list(range(9))]
-    with pytest.raises(RefusedError, match="10 frames, fewer than 17") as refused:
+    with pytest.raises(RefusedError, match="10 frames, fewer than --target_frames 17") as refused:
         FrameRule(stride=4, count=17, drop_short=True).choose(line(10), seed="")
     assert refused.value.reason is Reason.TOO_SHORT
 

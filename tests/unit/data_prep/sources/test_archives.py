@@ -129,7 +129,7 @@ def test_members_are_looked_for_where_tar_would_unpack_them(root: Path, pictures
     assert media["x.tar/etc/a.png"] == (pictures[0], "absolute")
     assert media["x.tar/../../out.png"] == "its name leads out of the archive; rename it"
     assert media["x.tar/b.png"] == (pictures[2], "b")
-    assert media["x.tar/empty.png"] == "0 bytes" and len(media) == 5
+    assert "0 bytes" in media["x.tar/empty.png"] and len(media) == 5
     in_nas = "file in a folder @eaDir, which a file server or system adds"
     assert ignored == {"hidden": 1, in_nas: 1}
 
@@ -178,7 +178,7 @@ def test_sizes_that_no_archive_has(root: Path, pictures, kind: bytes, size: int)
     end = 512 + -(-len(pictures[0]) // 512) * 512
     (root / "x.tar").write_bytes(whole[:end] + bytes(header) * 3)
     media, _ = found(root)
-    assert set(media) == {"beside.png", "x.tar"} and "no whole tar" in media["x.tar"]
+    assert set(media) == {"beside.png", "x.tar"} and "not a whole tar" in media["x.tar"]
 
 
 @pytest.mark.parametrize("size", ["-1024", "99999999999999999999", "7", "x"])

@@ -95,7 +95,7 @@ def test_a_dataset_keeps_its_background(media: Path, tmp_path: Path, capsys) -> 
     assert "background: None -> '#000000'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         run(tmp_path / "other", *options, "--background", "reddish")
-    assert "'reddish' is no opaque colour; give a name, such as black" in capsys.readouterr().err
+    assert "'reddish' is not an opaque colour; give a name, such as" in capsys.readouterr().err
 
 
 def test_transparent_control_pictures_are_on_it(tmp_path: Path, read_samples, capsys) -> None:

@@ -99,5 +99,5 @@ def test_captions_may_be_demanded(root: Path) -> None:
 
 
 def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(PrepError, match="is no folder"):
+    with pytest.raises(PrepError, match="is not a folder"):
         found(tmp_path / "nowhere")

@@ -199,8 +199,8 @@ def test_several_folders_with_their_own_settings(tmp_path: Path, read_samples) -
         ),
         ("resolutions: [512]", "needs a list 'directory'"),
         ("directory: [{num_repeats: 2}]", "has no 'path'"),
-        ("directory: [{path: a, size_buckets: [[50, 32, 1]]}]", "50 is no multiple of 8"),
-        ("directory: [{path: nowhere}]", "nowhere is no folder"),
+        ("directory: [{path: a, size_buckets: [[50, 32, 1]]}]", "50 is not a multiple of 8"),
+        ("directory: [{path: nowhere}]", "nowhere is not a folder"),
         ("{", "--dataset_config"),
     ],
 )

@@ -279,13 +279,13 @@ def test_names_without_their_end_belong_to_the_tables_that_use_them(root: Path) 
 @pytest.mark.parametrize("name", ["a.txt", "a.json", "x.csv"])
 def test_a_pipe_is_not_waited_for(root: Path, name: str) -> None:
     os.mkfifo(root / name)
-    assert "no regular file" in str(found(root)["a"])
+    assert "not a regular file" in str(found(root)["a"])
 
 
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("[" * 100_000, "a.json is no JSON: the JSON is nested too deeply"),
+        ("[" * 100_000, "a.json is not JSON: the JSON is nested too deeply"),
         ("5", "a.json holds 5; write an object with the field 'caption'"),
         ('{"caption": 3}', "has no caption: field 'caption' holds 3; write a text there"),
         ('{"caption": ["x", null]}', "field 'caption' holds ['x', None]"),

@@ -101,7 +101,7 @@ def test_trusted_plans_are_not_looked_up_again(folder: Path, tmp_path: Path, rea
     assert run(folder, out) == 0
     shutil.rmtree(folder)
     assert run(folder, out, "--trust_cache", "--cache_only") == 0
-    assert run(folder, out) == 1 and "is no folder" in capsys.readouterr().err
+    assert run(folder, out) == 1 and "is not a folder" in capsys.readouterr().err
     assert (out / ".nv-meta").exists() and (out / "plan.jsonl").exists()
 
 
