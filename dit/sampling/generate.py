@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -127,7 +127,7 @@ class SamplingSettings:
     guiders: Guiders | None = None
     """Guiders of a Diffusers pipeline (`guiders.open_guiders`), which replace the guidance above.
     """
-    of_streams: StreamGuidance = StreamGuidance()
+    of_streams: StreamGuidance = field(default_factory=StreamGuidance)
     """Further guidance of networks with sound; the scales above are then those of the frames."""
 
     def guide(self, path: SamplingPath, model: ModelConfig) -> Guidance:

@@ -48,8 +48,8 @@ class LayerConditions:
     """Inputs of attention from one row to another, by the name of the row of queries."""
     of_parts: Mapping[str, Any] = field(default_factory=dict)
     """Inputs that only parts of one family use, by name."""
-    perturbation: Perturbation = Perturbation()
-    """Attention that this pass leaves out."""
+    perturbation: Perturbation | None = None
+    """Attention that this pass leaves out; None: nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,8 +150,8 @@ class SelfAttending(RunningPart):
         modules = [getattr(layer, port.module) for port in ports]
         rows = [conditions.rows[port.row] for port in ports]
         if self.part.joined is None:
-            layers = conditions.perturbation.value_layers
-            if layers and layer.layer_number - 1 in layers:
+            left_out = conditions.perturbation
+            if left_out is not None and layer.layer_number - 1 in left_out.value_layers:
                 return (modules[0](*inputs, rows[0], exchange, values_only=True),)
             return (modules[0](*inputs, rows[0], exchange),)
         first, second = zip(modules, inputs, rows, strict=True)
@@ -174,7 +174,7 @@ class AttendingAcross(RunningPart):
     def outputs(
         self, layer: nn.Module, inputs: Sequence[Tensor], conditions: LayerConditions
     ) -> Sequence[Tensor | None]:
-        if conditions.perturbation.isolated:
+        if conditions.perturbation is not None and conditions.perturbation.isolated:
             return None, None
         port = self.part.port
         return getattr(layer, port.module)(*inputs, conditions.crossings[port.row]), None

@@ -191,9 +191,7 @@ class StackedTransformer(MegatronModule):
             shapes = self.stage_shapes(batch, after=self.stage - 1)
             blocks = unpack_stage_state(self.input_tensor, shapes, self.config.hidden_size)
         conditions = self.conditions(blocks, batch, layout)
-        perturbation = batch.method(Perturbation)
-        if perturbation is not None:
-            conditions = replace(conditions, perturbation=perturbation)
+        conditions = replace(conditions, perturbation=batch.method(Perturbation))
         learned = {name: blocks[name] for name in self.condition_shapes(batch)}
         routed = self._routed_pass(learned, batch)
         blocks = learned | self.run_stacks(blocks, conditions, routed)
