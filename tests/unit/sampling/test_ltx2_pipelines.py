@@ -10,7 +10,8 @@ from unittest.mock import patch
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler as Scheduler
-from diffusers import LTX2Pipeline
+from diffusers import LTX2ImageToVideoPipeline, LTX2Pipeline
+from PIL import Image
 from torch import Tensor
 
 from dit.command_line import option_names
@@ -89,9 +90,14 @@ def start(config: Any) -> tuple[Tensor, Tensor]:
     return torch.randn(8, *SIZE, generator=rng), torch.randn(16, frames, generator=rng)
 
 
+def first_frame() -> Tensor:
+    """A whitened latent [C, 1, H, W] of a first frame that is given."""
+    return torch.randn(8, 1, *SIZE[1:], generator=torch.Generator().manual_seed(6))
+
+
 @torch.no_grad()
-def theirs(pipe: Any, config: Any, **call: Any) -> Generated:
-    """Whitened latents of a pipeline."""
+def theirs(pipe: Any, config: Any, *, given: bool = False, **call: Any) -> Generated:
+    """Whitened latents of a pipeline; with `given` of that which is given the first frame."""
     noise_CFHW, noise_KA = start(config)
     mean, std = pipe.audio_vae.latents_mean, pipe.audio_vae.latents_std
     pipe.register_modules(connectors=Connected(texts_of(config.model)))
@@ -100,23 +106,30 @@ def theirs(pipe: Any, config: Any, **call: Any) -> Generated:
         for prefix in ("", "negative_")
         for name, value in (("embeds", torch.zeros(1, 7, 4)), ("attention_mask", torch.ones(1, 7)))
     }
+    if given:
+        noise_CFHW = torch.cat([first_frame(), noise_CFHW[:, 1:]], dim=1)
+        pipe = LTX2ImageToVideoPipeline(**pipe.components)
+        pipe.set_progress_bar_config(disable=True)
+        call["image"] = Image.new("RGB", (8, 8))  # which it does not read beside latents
+    whitening = pipe.vae.latents_mean, pipe.vae.latents_std, pipe.vae.config.scaling_factor
     video, heard = pipe(
-        latents=pipe._pack_latents(noise_CFHW[None]),
-        # The pipeline whitens what it is given.
+        # The pipelines whiten what they are given.
+        latents=pipe._denormalize_latents(noise_CFHW[None], *whitening),
         audio_latents=pipe._denormalize_audio_latents(noise_KA.T[None], mean, std),
         **{**PIXELS, **states, "num_inference_steps": STEPS, **call},
         output_type="latent",
         return_dict=False,
     )
-    scale = pipe.vae.config.scaling_factor
-    video = pipe._normalize_latents(video, pipe.vae.latents_mean, pipe.vae.latents_std, scale)
+    video = pipe._normalize_latents(video, *whitening)
     rows = pipe._normalize_audio_latents(pipe._pack_audio_latents(heard), mean, std)
     return Generated(video[0], rows[0].T)
 
 
-def ours(network: Any, config: Any, **settings: Any) -> Generated:
+def ours(network: Any, config: Any, *, given: bool = False, **settings: Any) -> Generated:
     noise_CFHW, noise_KA = start(config)
     texts = texts_of(config.model)
+    if given:
+        texts["inputs"]["first_frame_latent"] = first_frame()
     request = Request(
         **texts,
         latent_FHW=SIZE,
@@ -176,11 +189,13 @@ CALLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.parametrize("given", [False, True], ids=["text", "first frame"])
 @pytest.mark.parametrize("kind", CALLS)
-def test_latents_of_both_streams_are_those_of_the_pipeline(made, kind: str) -> None:
+def test_latents_of_both_streams_are_those_of_the_pipeline(made, kind: str, given: bool) -> None:
     pipe, network, config = made
     call, settings = CALLS[kind]
-    found, wanted = ours(network, config, **settings), theirs(pipe, config, **{**OFF, **call})
+    found = ours(network, config, given=given, **settings)
+    wanted = theirs(pipe, config, given=given, **{**OFF, **call})
     assert found.sound_KA is not None and wanted.sound_KA is not None
     assert gap(found.latent_CFHW, wanted.latent_CFHW) <= 1e-4
     assert gap(found.sound_KA, wanted.sound_KA) <= 1e-4
