@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from dit.batch import Perturbation
-from dit.command_line import option
+from dit.command_line import option, option_names
 from dit.config import ModelConfig
 from dit.config.validation import MOST_GUIDANCE
 from dit.models.registry import has_sound
@@ -55,11 +55,44 @@ class StreamGuidance:
     audio_modality_scale: float | None = None
     """Scale of the same guidance of the sound. (default: that of the frames)"""
 
-    def check_guidance(self, model: ModelConfig) -> None:
-        """Checks the values, and that `model` can use them.
+    def __post_init__(self) -> None:
+        self.check_scales()
+
+    def check_scales(self) -> None:
+        """Checks the values alone.
 
         Raises:
-            ValueError: a value is out of range or has no effect, or the network has no sound.
+            ValueError: a value is out of range, or has no effect.
+        """
+        rescale = self.audio_guidance_rescale
+        if rescale is not None and not 0 <= rescale <= 1:
+            raise ValueError(
+                f"--audio_guidance_rescale {rescale} must lie in [0, 1]; 0 is no rescaling, 0.7 is"
+                " usual"
+            )
+        for name in option_names(StreamGuidance):
+            value = getattr(self, name)
+            if isinstance(value, int | float) and not abs(value) <= MOST_GUIDANCE:
+                most = f"[-{MOST_GUIDANCE}, {MOST_GUIDANCE}]"
+                none = 0 if name.endswith("stg_scale") else 1
+                raise ValueError(f"--{name} {value} must lie in {most}; {none} is no guidance")
+        scaled = any(pair(self.stg_scale, self.audio_stg_scale))
+        if scaled and not self.stg_blocks:
+            raise ValueError(
+                f"--stg_scale {self.stg_scale:g} needs the layers that are perturbed; give"
+                " --stg_blocks N"
+            )
+        if self.stg_blocks and not scaled:
+            raise ValueError(
+                f"--stg_blocks {_shown(self.stg_blocks)} has no effect without a scale; give"
+                " --stg_scale, such as 1"
+            )
+
+    def check_guidance(self, model: ModelConfig) -> None:
+        """Checks that `model` can use the values.
+
+        Raises:
+            ValueError: the network has no sound, or not as many layers.
         """
         given = {one.name: getattr(self, one.name) for one in fields(StreamGuidance)}
         changed = [one for one in fields(StreamGuidance) if given[one.name] != one.default]
@@ -69,33 +102,12 @@ class StreamGuidance:
                 f"--{name} {_shown(given[name])}: model.family={model.family} generates no sound,"
                 " and this guidance is for networks with sound; leave it out"
             )
-        rescale = self.audio_guidance_rescale
-        if rescale is not None and not 0 <= rescale <= 1:
-            raise ValueError(
-                f"--audio_guidance_rescale {rescale} must lie in [0, 1]; 0 is none, 0.7 is usual"
-            )
-        for name, value in given.items():
-            if isinstance(value, int | float) and not abs(value) <= MOST_GUIDANCE:
-                raise ValueError(
-                    f"--{name} {value} must lie in [-{MOST_GUIDANCE}, {MOST_GUIDANCE}]"
-                )
-        self._check_blocks(model)
-
-    def _check_blocks(self, model: ModelConfig) -> None:
         for block in self.stg_blocks:
             if not 0 <= block < model.num_layers:
                 raise ValueError(
                     f"--stg_blocks {block} must lie in 0 to {model.num_layers - 1}, because the"
                     f" network has {model.num_layers} layers"
                 )
-        scaled = any(pair(self.stg_scale, self.audio_stg_scale))
-        if scaled != bool(self.stg_blocks):
-            raise ValueError(
-                "--stg_scale needs the layers that are perturbed; give --stg_blocks N"
-                if scaled
-                else f"--stg_blocks {_shown(self.stg_blocks)} has no effect without a scale; give"
-                " --stg_scale, such as 1"
-            )
 
 
 def _shown(value: Any) -> str:

@@ -415,8 +415,8 @@ def notes_on(
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
     sizes, negatives = [*map(_size, each)], (one.negative_prompt for one in each)
     words = unknown_words((one.text for one in prompts), opened.encoder, opened.card)
-    scales = options.guidance or 0.0, options.audio_guidance
-    notes = [words, unused(prompts), unguided(negatives, guidance=scales)]
+    scales = {"guidance": options.guidance or 0.0, "audio_guidance": options.audio_guidance}
+    notes = [words, unused(prompts), unguided(negatives, **scales)]
     notes.append(_other_than_distilled(opened.config, options))
     notes += [rounding(s, stride.pixels(stride.latent(s))) for s in sizes]
     for one, prompt, size in zip(each, prompts, sizes, strict=True):

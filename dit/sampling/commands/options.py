@@ -162,6 +162,7 @@ class GenerationOptions(SamplerOptions, StreamGuidance, ContentOptions):
         self._check_sigmas()
         self._check_guidance()
         self._check_steps_of_guidance()
+        self.check_scales()
 
     def _check_sigmas(self) -> None:
         for name in ("sigmas", "upsampled_sigmas"):
