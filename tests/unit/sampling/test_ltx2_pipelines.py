@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler as Scheduler
-from diffusers import LTX2ImageToVideoPipeline, LTX2Pipeline
+from diffusers import LTX2ConditionPipeline, LTX2ImageToVideoPipeline, LTX2Pipeline
+from diffusers.pipelines.ltx2 import pipeline_ltx2_condition as of_conditions
 from PIL import Image
 from torch import Tensor
 
@@ -18,7 +21,9 @@ from dit.command_line import option_names
 from dit.config import Sampler
 from dit.convert.import_ import import_weights
 from dit.distributed.model_parallel import FullForward
+from dit.lora.files import write_lora
 from dit.models.registry import family_of
+from dit.sampling.commands.lora_option import add_adapters
 from dit.sampling.conditions.sound import JointStreams, SoundRequest, sound_frames
 from dit.sampling.generate import Generated, Request, SamplingSettings, generate_streams
 from dit.sampling.stream_guidance import StreamGuidance
@@ -26,6 +31,7 @@ from dit.train.checkpoint.state_dict import load_weights
 from tests.families import ltx2
 from tests.families.case import gap
 from tests.families.pipeline_parts import ltx2_vaes
+from tests.lora_files import linears, random_factors
 
 SIZE, FPS, STEPS = (3, 4, 6), 12.0, 4
 PIXELS = {"num_frames": 17, "height": 128, "width": 192, "frame_rate": FPS}
@@ -76,11 +82,16 @@ def made(request: Any, groups: Any, tmp_path_factory: Any) -> tuple[Any, Any, An
         **none,
     )
     pipe.set_progress_bar_config(disable=True)
+    return pipe, *imported(pipe, groups, folder)
+
+
+def imported(pipe: Any, groups: Any, folder: Path) -> tuple[FullForward, Any]:
+    """Our network with the weights of a pipeline, and its run."""
     pipe.save_pretrained(folder / "pipeline")
     done = import_weights(folder / "pipeline", folder / "ours")
     network: Any = family_of(done.config.model).network()(done.config.model, groups)
     load_weights(done.path, [network], groups, averaged=False)
-    return pipe, FullForward([network.eval()]), done.config
+    return FullForward([network.eval()]), done.config
 
 
 def start(config: Any) -> tuple[Tensor, Tensor]:
@@ -95,9 +106,17 @@ def first_frame() -> Tensor:
     return torch.randn(8, 1, *SIZE[1:], generator=torch.Generator().manual_seed(6))
 
 
+GIVEN = {
+    "nothing": LTX2Pipeline,
+    "first frame": LTX2ImageToVideoPipeline,
+    "condition": LTX2ConditionPipeline,
+}
+"""What a sample shows from the start, and the pipeline of it."""
+
+
 @torch.no_grad()
-def theirs(pipe: Any, config: Any, *, given: bool = False, **call: Any) -> Generated:
-    """Whitened latents of a pipeline; with `given` of that which is given the first frame."""
+def theirs(pipe: Any, config: Any, *, given: str = "nothing", **call: Any) -> Generated:
+    """Whitened latents of a pipeline."""
     noise_CFHW, noise_KA = start(config)
     mean, std = pipe.audio_vae.latents_mean, pipe.audio_vae.latents_std
     pipe.register_modules(connectors=Connected(texts_of(config.model)))
@@ -106,29 +125,42 @@ def theirs(pipe: Any, config: Any, *, given: bool = False, **call: Any) -> Gener
         for prefix in ("", "negative_")
         for name, value in (("embeds", torch.zeros(1, 7, 4)), ("attention_mask", torch.ones(1, 7)))
     }
-    if given:
+    pipe = GIVEN[given](**pipe.components)
+    pipe.set_progress_bar_config(disable=True)
+    picture = Image.new("RGB", (8, 8))  # in whose place our latent is taken
+    if given == "first frame":
         noise_CFHW = torch.cat([first_frame(), noise_CFHW[:, 1:]], dim=1)
-        pipe = LTX2ImageToVideoPipeline(**pipe.components)
-        pipe.set_progress_bar_config(disable=True)
-        call["image"] = Image.new("RGB", (8, 8))  # which it does not read beside latents
+        call["image"] = picture
     whitening = pipe.vae.latents_mean, pipe.vae.latents_std, pipe.vae.config.scaling_factor
-    video, heard = pipe(
-        # The pipelines whiten what they are given.
-        latents=pipe._denormalize_latents(noise_CFHW[None], *whitening),
-        audio_latents=pipe._denormalize_audio_latents(noise_KA.T[None], mean, std),
-        **{**PIXELS, **states, "num_inference_steps": STEPS, **call},
-        output_type="latent",
-        return_dict=False,
-    )
+    # The pipelines whiten what they are given.
+    call["latents"] = pipe._denormalize_latents(noise_CFHW[None], *whitening)
+    call["audio_latents"] = pipe._denormalize_audio_latents(noise_KA.T[None], mean, std)
+    with ExitStack() as replaced:
+        if given == "condition":
+            shown = pipe._denormalize_latents(first_frame()[None], *whitening)
+            noise = {1: pipe._pack_latents(noise_CFHW[None]), 0: noise_KA.T[None]}
+            of_shape = {tuple(one.shape): one for one in noise.values()}
+            for name, function in (
+                ("retrieve_latents", lambda *_, **__: shown),
+                ("randn_tensor", lambda shape, **_: of_shape[tuple(shape)].clone()),
+            ):
+                replaced.enter_context(patch.object(of_conditions, name, function))
+            condition = of_conditions.LTX2VideoCondition(frames=picture, crf=0)
+            call |= {"conditions": [condition], "latents": None, "audio_latents": None}
+        video, heard = pipe(
+            **{**PIXELS, **states, "num_inference_steps": STEPS, **call},
+            output_type="latent",
+            return_dict=False,
+        )
     video = pipe._normalize_latents(video, *whitening)
     rows = pipe._normalize_audio_latents(pipe._pack_audio_latents(heard), mean, std)
     return Generated(video[0], rows[0].T)
 
 
-def ours(network: Any, config: Any, *, given: bool = False, **settings: Any) -> Generated:
+def ours(network: Any, config: Any, *, given: str = "nothing", **settings: Any) -> Generated:
     noise_CFHW, noise_KA = start(config)
     texts = texts_of(config.model)
-    if given:
+    if given != "nothing":
         texts["inputs"]["first_frame_latent"] = first_frame()
     request = Request(
         **texts,
@@ -189,13 +221,37 @@ CALLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("given", [False, True], ids=["text", "first frame"])
-@pytest.mark.parametrize("kind", CALLS)
-def test_latents_of_both_streams_are_those_of_the_pipeline(made, kind: str, given: bool) -> None:
-    pipe, network, config = made
-    call, settings = CALLS[kind]
-    found = ours(network, config, given=given, **settings)
-    wanted = theirs(pipe, config, given=given, **{**OFF, **call})
+def assert_same(found: Generated, wanted: Generated) -> None:
     assert found.sound_KA is not None and wanted.sound_KA is not None
     assert gap(found.latent_CFHW, wanted.latent_CFHW) <= 1e-4
     assert gap(found.sound_KA, wanted.sound_KA) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [(given, kind) for given in ("nothing", "first frame") for kind in CALLS]
+    + [("condition", kind) for kind in ("none", "all")],
+)
+def test_latents_of_both_streams_are_those_of_the_pipeline(made, given: str, kind: str) -> None:
+    pipe, network, config = made
+    call, settings = CALLS[kind]
+    found = ours(network, config, given=given, **settings)
+    assert_same(found, theirs(pipe, config, given=given, **{**OFF, **call}))
+
+
+def test_an_adapter_changes_the_pipeline_as_our_network(made, groups: Any, tmp_path: Path) -> None:
+    """A file that we write, of every linear."""
+    pipe, before, _ = made
+    network, config = imported(pipe, groups, tmp_path)
+    call, settings = CALLS["all"]
+    factors = random_factors(linears(pipe.transformer), alphas={"to_q": 2.0})
+    (file := tmp_path / "lora").mkdir()
+    write_lora(file, factors)
+    add_adapters(network.first, [str(file)], option="--lora")
+    found = ours(network, config, **settings)
+    pipe.load_lora_weights(str(file))
+    try:
+        assert_same(found, theirs(pipe, config, **{**OFF, **call}))
+    finally:
+        pipe.unload_lora_weights()
+    assert gap(ours(before, config, **settings).latent_CFHW, found.latent_CFHW) > 1e-2
