@@ -140,7 +140,7 @@ def test_automodels_file(parse, capsys) -> None:
         ("checkpoint_path: x\nheight: '32'", 'height="32" ('),
         ("height: true", "must be an integer"),
         ("guidance: high", "must be a number"),
-        ("prompt: 7", "expected text"),
+        ("prompt: 7", "must be text"),
         ("guidance_interval: 3", "must be a list of two values"),
         ("guidance_interval: [1]", "must be a list of 2 values"),
         ("save_latents: 1", "must be true or false"),
