@@ -33,13 +33,9 @@ from dit.models.layers.adaptable import Adaptable
 from dit.models.pass_work import Multiplications, PartWork
 from dit.models.registry import has_sound, network_spec
 from dit.models.stacks.stacked_transformer import StackedTransformer
-from dit.sizing.meta_network import meta_pack, meta_pass, replaced, stage_on_meta
+from dit.sizing.meta_network import meta_pack, meta_pass, replaced, stage_on_meta, text_rows
 
-_SIDE, _TEXT, _SAMPLES, _SOUND = 4, 64, 2, 8
-_BASE = {"side": _SIDE, "text": _TEXT, "samples": _SAMPLES, "sound": _SOUND}
-_PACKS: tuple[Any, ...] = (_BASE, _BASE | {"side": 2 * _SIDE}, _BASE | {"text": 2 * _TEXT})
-_MORE_SAMPLES: Any = _BASE | {"samples": 2 * _SAMPLES}
-_MORE_SOUND: Any = _BASE | {"sound": 2 * _SOUND}
+_SIDE, _SAMPLES, _SOUND = 4, 2, 8
 _CONDITIONER, _OUTSIDE, _LAYER = "conditioner", "outside", "layer"
 
 
@@ -98,15 +94,18 @@ class _StageWork:
     """A pipeline stage's passes over packs of several sizes, and the lengths of their samples."""
 
     network: StackedTransformer
-    passes: tuple[_Pass, ...]  # as `_PACKS`, then with more samples, then with more sound, if any
+    # With a side of 4 tokens, then with twice the side, text, samples, and sound if there is any.
+    passes: tuple[_Pass, ...]
     tokens: tuple[int, ...]  # of a sample of each of the packs, as attention sees it
     texts: tuple[int, ...]
 
     @classmethod
     def of(cls, model: ModelConfig, *, stage: int, stages: int) -> _StageWork:
         network = stage_on_meta(model, stage=stage, stages=stages).eval()
-        louder = [_MORE_SOUND] if has_sound(model) else []
-        batches = [meta_pack(model, **one) for one in (*_PACKS, _MORE_SAMPLES, *louder)]
+        base: Any = {"side": _SIDE, "text": text_rows(model), "samples": _SAMPLES, "sound": _SOUND}
+        grown = ["side", "text", "samples", *(["sound"] if has_sound(model) else [])]
+        sizes = [base, *(base | {name: 2 * base[name]} for name in grown)]
+        batches = [meta_pack(model, **one) for one in sizes]
         return cls(
             network=network,
             passes=tuple(_run(network, batch) for batch in batches),
@@ -129,9 +128,10 @@ class _StageWork:
         return place == (_CONDITIONER if first == _CONDITIONER else here)
 
     def _line(self, base: int, wide: int, long: int, *louder: int) -> _Line:
-        """The linear function whose values for `_PACKS` are `base`, `wide` and `long`.
+        """The linear function with these values for the packs.
 
-        `louder` may hold its value for the pack with more sound.
+        They are `base` for the first pack, `wide` for that with more latent tokens, `long` for that
+        with more text, and `louder`, if given, for that with more sound.
         """
         n = _slope(wide - base, self.tokens[1] - self.tokens[0])
         m = _slope(long - base, self.texts[2] - self.texts[0])

@@ -31,9 +31,9 @@ from dit.models.registry import has_sound, network_spec
 from dit.models.stacks.stacked_transformer import StackedTransformer
 from dit.sizing.cuda_kernels import CudaKernels, FusedAttention
 from dit.sizing.inventory import alone
-from dit.sizing.meta_network import meta_pack, meta_pass, replaced, stage_on_meta
+from dit.sizing.meta_network import meta_pack, meta_pass, replaced, stage_on_meta, text_rows
 
-_SIDE, _TEXT, _SOUND = 16, 64, 256
+_SIDE, _SOUND = 16, 256
 _SAMPLES = 2  # one sample is in joint order already, and nothing is copied
 
 
@@ -242,7 +242,7 @@ def _packs(model: ModelConfig, share: SequenceShard) -> _Packs:
         "references": any(_sees_references(one) for one in layers),
         "share": share,
     }
-    text = _TEXT if model.text_zeros_to is None else min(_TEXT, model.text_zeros_to)
+    text = min(text_rows(model), model.text_zeros_to or text_rows(model))
     base: dict[str, int] = {"side": _side(model), "text": text}
     if has_sound(model):
         base["sound"] = _SOUND
@@ -264,8 +264,8 @@ def _side(model: ModelConfig) -> int:
 @lru_cache(maxsize=64)
 def _traced_on_text(model: ModelConfig, part: str) -> _Bytes:
     network = stage_on_meta(model).train()
-    kept = []
-    for text in (_TEXT, 2 * _TEXT):
+    kept, few = [], text_rows(model)
+    for text in (few, 2 * few):
         saved = _Saved()
         module = network.get_submodule(part)
         hooks = (
@@ -277,7 +277,7 @@ def _traced_on_text(model: ModelConfig, part: str) -> _Bytes:
         for hook in hooks:
             hook.remove()
         kept.append(saved.bytes(beside=_Saved(), weights=network.parameters()))
-    rises = ((kept[1][n] - kept[0][n]) / (_SAMPLES * _TEXT) for n in (True, False))
+    rises = ((kept[1][n] - kept[0][n]) / (_SAMPLES * few) for n in (True, False))
     return _Bytes(*(Kept(text=rise) for rise in rises))
 
 

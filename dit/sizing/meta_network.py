@@ -137,6 +137,12 @@ def meta_pass(network: StackedTransformer, batch: PackedBatch) -> None:
         network(batch.latent_TC.float(), torch.empty(batch.num_levels, device=META), batch)
 
 
+def text_rows(model: ModelConfig) -> int:
+    """Number of text tokens of a sample in packs for measuring; the network takes twice as many."""
+    most = (one.most_rows for one in family_of(model).inputs(model))
+    return min([64, *(rows // 2 for rows in most if rows is not None)])
+
+
 def meta_pack(  # noqa: PLR0913  # each is a size of the samples
     model: ModelConfig,
     *,

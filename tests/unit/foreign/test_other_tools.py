@@ -316,7 +316,7 @@ def test_shifts_of_diffusion_pipe(said: tuple[str, ...], expected: tuple[object,
 
 
 def test_a_shift_by_tokens_is_true_or_false() -> None:
-    with pytest.raises(Problems, match=r"flux_shift.*expected true or false"):
+    with pytest.raises(Problems, match=r"flux_shift=3 .*3 is not true or false"):
         run_of(["model.flux_shift=3"])
 
 
@@ -385,7 +385,8 @@ def test_of_keys_that_are_read_together_the_wrong_one_is_named(wrong, right, exp
     with pytest.raises(Problems) as caught:
         run_of([wrong, right])
     (problem,) = caught.value.problems
-    assert problem.startswith(wrong.partition("=")[0]) and problem.endswith(f"expected {expected}")
+    said = f"is not {expected}; correct it, or leave the key out"
+    assert problem.startswith(wrong.partition("=")[0]) and problem.endswith(said)
 
 
 def test_every_family_is_a_network_of_diffusion_pipe():

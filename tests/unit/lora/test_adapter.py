@@ -339,9 +339,9 @@ def test_a_checkpoint_of_adapters_says_what_they_are(tmp_path):
     [
         (
             LoraConfig(rank=3, alpha=2),
-            r"lora\.rank=3 here, 2 there; lora\.alpha=2 here, 3 there",
+            r"lora\.rank=3 \(these have 2\); lora\.alpha=2 \(these have 3\)",
         ),
-        (LoraConfig(init_from="file"), r"lora\.init_from=file holds other adapters"),
+        (LoraConfig(init_from="file"), r"lora\.init_from=file \(a file of other adapters\)"),
         (LoraConfig(rank=2), None),
     ],
 )

@@ -164,4 +164,4 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         assert "is damaged" in error_of(file)
     save_file(GOOD, file)
     save_file(GOOD, tmp_path / "y.safetensors")
-    assert "several files (x.safetensors, y.safetensors)" in error_of(tmp_path)
+    assert "holds 2 .safetensors files (x.safetensors, y.safetensors)" in error_of(tmp_path)

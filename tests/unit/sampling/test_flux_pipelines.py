@@ -16,7 +16,7 @@ from dit.config import Sampler, TextPadding, Weights
 from dit.convert.errors import ConvertError
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.verify import compare_forward
-from dit.sampling.commands import generate_media
+from dit.sampling.commands import stages
 from dit.sampling.commands.generate_media import options_of_prompt
 from dit.sampling.commands.options import GenerationOptions
 from dit.sampling.generate import Request, SamplingSettings, generate_latents, generate_streams
@@ -106,7 +106,7 @@ def test_reference_pictures_of_files(groups, tmp_path: Path) -> None:
         seen.append(requests[0].inputs["reference_latent_0"])
         return generate_streams(model, requests, **told)
 
-    with patch.object(generate_media, "generate_streams", recorded):
+    with patch.object(stages, "generate_streams", recorded):
         made = [
             ours(run, noise_of(PICTURE), reference=(str(files[0]),), reference_size=size)
             for size in ("own", "target")

@@ -48,7 +48,7 @@ def test_pictures_are_edited(groups, tmp_path: Path, size: str, most: int) -> No
         made.append(ours(run, start, guidance=scale, negative_prompt="", **given))
         assert gap(made[-1], theirs) <= 1e-4
     assert gap(made[0], made[1]) > 1e-2
-    with pytest.raises(ValueError, match=r"sees the pictures .*: give --reference FILE"):
+    with pytest.raises(ValueError, match=r"needs the pictures .*: give --reference FILE"):
         ours(run, start)
     pipeline(tmp_path / "text", "qwen_image")
     of_text = opened(tmp_path / "text")

@@ -234,9 +234,9 @@ def test_references_of_prompts_are_those_of_generate_dit(groups, tmp_path: Path,
     assert not torch.equal(made[0], made[1])
 
     many = {"caption": "a fox", "reference_path": ["first.png"] * (4 if edits else 2)}
-    bad = [(many, r"reference_path .*first.png: the network takes \d at most")]
+    bad = [(many, r"reference_path .*first.png: the network takes at most \d")]
     if edits:
-        bad += [({"caption": "a fox"}, r"sees the pictures .*: give reference_path beside the pr")]
+        bad += [({"caption": "a fox"}, r"needs the pictures .*: give reference_path beside the pr")]
     for entry, words in bad:
         with pytest.raises(ValueError, match=rf"prompts.json, entry 2: .*{words}"):
             open_samples(training(run, tmp_path, [*entries, entry], size=sides))

@@ -86,7 +86,8 @@ def test_a_nested_folder_of_images(tmp_path: Path, picture_folder, read_samples)
         inside = whole[top : top + len(pixels_HWC), left : left + pixels_HWC.shape[1]]
         np.testing.assert_array_equal(pixels_HWC, inside)
     for line in (
-        "refused: 1 x image is damaged or cut short: part0/BROKEN.JPG (its header cannot be read)",
+        "refused: 1 x image is damaged or cut short: part0/BROKEN.JPG (its header cannot be read;"
+        " copy or download it again)",
         "ignored: 1 x *.mp4",
         "packed: 40 x caption from the file name",
         f"dataset.path={out} model.in_channels=12 model.crossattn_emb_size=256",
@@ -273,7 +274,10 @@ def test_preparing_data_loads_neither_megatron_core_nor_the_model(repo_root: Pat
         (["--hieght", "64"], "--hieght is not an option, --height is"),
         (["--hieght=64"], "--hieght is not an option, --height is"),
         (["of", "mine"], "'of' belongs to no option; put quotes around names with spaces"),
-        (["--max_pixels", "many"], "argument --max_pixels: 'many' is not a whole number"),
+        (
+            ["--max_pixels", "many"],
+            "argument --max_pixels: 'many' is not a whole number; give one such as 4",
+        ),
     ],
 )
 def test_what_was_typed_wrong_is_one_line(capsys, typed: list[str], said: str) -> None:
