@@ -9,7 +9,6 @@ generate         requests -> latents, many requests in one pack
 experts          two networks, each for a range of noise levels
 ode_solvers      noise -> latents: Euler, Heun, DPM-Solver++, UniPC; classifier-free guidance
 reference_guidance  guidance away from samples without references
-stream_guidance  guidance of networks with sound, for each stream
 guiders          guiders of Diffusers' pipelines, which replace classifier-free guidance
 media_files      decoded pictures -> PNG and MP4 files, and their list samples.json
 grid             decoded pictures -> one overview picture, a row for each prompt

@@ -39,6 +39,7 @@ from dit.sampling.conditions.sound import (
     layout_with_given,
     with_given,
 )
+from dit.sampling.conditions.stream_guidance import StreamGuidance, StreamPredictions
 from dit.sampling.conditions.tokens import (
     Condition,
     ConditionedSteps,
@@ -60,7 +61,6 @@ from dit.sampling.ode_solvers import (
     sample,
 )
 from dit.sampling.reference_guidance import guided_by_references, without_references
-from dit.sampling.stream_guidance import StreamGuidance, StreamPredictions
 
 Watch = Callable[[list[Tensor]], None]
 """A function that gets the predicted clean latents [C, F, H, W] of a pack's samples at each step.

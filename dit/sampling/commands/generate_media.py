@@ -32,6 +32,7 @@ from dit.sampling.commands.stages import Stages
 from dit.sampling.conditions.clips import check_video, is_video, shorter
 from dit.sampling.conditions.files import ConditionFile, condition_files
 from dit.sampling.conditions.stream_files import StreamFiles
+from dit.sampling.conditions.stream_guidance import StreamGuidance
 from dit.sampling.conditions.tokens import Condition
 from dit.sampling.experts import GuidedPair
 from dit.sampling.generate import Request, SamplingSettings, Watch
@@ -41,7 +42,6 @@ from dit.sampling.latent_sizes import Size, cut, rounding
 from dit.sampling.media_files import Picture, false_colours, waveform_of
 from dit.sampling.open_checkpoint import OpenCheckpoint
 from dit.sampling.prompts import Prompt, unguided, unused
-from dit.sampling.stream_guidance import StreamGuidance
 
 
 def generate_opened(

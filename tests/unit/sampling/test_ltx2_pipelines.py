@@ -25,8 +25,8 @@ from dit.lora.files import write_lora
 from dit.models.registry import family_of
 from dit.sampling.commands.lora_option import add_adapters
 from dit.sampling.conditions.sound import JointStreams, SoundRequest, sound_frames
+from dit.sampling.conditions.stream_guidance import StreamGuidance
 from dit.sampling.generate import Generated, Request, SamplingSettings, generate_streams
-from dit.sampling.stream_guidance import StreamGuidance
 from dit.train.checkpoint.state_dict import load_weights
 from tests.families import ltx2
 from tests.families.case import gap
