@@ -150,6 +150,17 @@ class ConditionLevels:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Perturbation:
+    """Attention that a pass leaves out, for a prediction from which guidance moves away."""
+
+    value_layers: tuple[int, ...] = ()
+    """Indices of the layers whose self-attention returns its values, as if each token attended to
+    itself alone."""
+    isolated: bool = False
+    """Whether streams do not attend to each other."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepEnd:
     """Noise level at the end of a sampler's step, for each sample; for mean-flow networks."""
 

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from dit.data.rejections import SampleRefused
 from dit.models.family import InputKind, NullInput
 from dit.models.patch_layout import PatchLayout
 from dit.models.positions import unpack_latents
-from dit.models.registry import family_of
+from dit.models.registry import family_of, has_sound
 from dit.objectives.objective import SamplingPath
 from dit.objectives.registry import sampling_path
 from dit.objectives.training_target import with_clean_level, with_given_tokens
@@ -39,6 +39,7 @@ from dit.sampling.conditions.sound import (
     layout_with_given,
     with_given,
 )
+from dit.sampling.conditions.stream_guidance import StreamGuidance, StreamPredictions
 from dit.sampling.conditions.tokens import (
     Condition,
     ConditionedSteps,
@@ -126,6 +127,8 @@ class SamplingSettings:
     guiders: Guiders | None = None
     """Guiders of a Diffusers pipeline (`guiders.open_guiders`), which replace the guidance above.
     """
+    of_streams: StreamGuidance = field(default_factory=StreamGuidance)
+    """Further guidance of networks with sound; the scales above are then those of the frames."""
 
     def guide(self, path: SamplingPath, model: ModelConfig) -> Guidance:
         """The guidance for `model`; its interval is converted from noise levels to timesteps."""
@@ -215,7 +218,7 @@ def generate_streams(
             pack = _Pack(own=own, negative=negative, tokens=tokens, bare=bare)
             told: Any = {"config": config, "settings": settings, "after_step": after_step}
             told |= {"seeds": [one.seed for one in chosen.values()]}
-            if own.others:
+            if has_sound(config.model):
                 starts = any(one.start is not None for one in chosen.values())
                 made = _sample_streams(model, pack, **told, starts=starts)
             else:
@@ -229,11 +232,11 @@ def _check_settings(
 ) -> None:
     _check_sampler(config.model, config.objective, settings)
     _check_conditions(requests, config.model, settings)
+    settings.of_streams.check_guidance(config.model)
     check_sound(
         [one.sound for one in requests],
         config.model,
         sampler=settings.sampler,
-        rescale=settings.guidance_rescale,
         guider=settings.guiders is not None,
     )
 
@@ -448,21 +451,34 @@ def _sample_streams(
     device = getattr(model, "device", None) or next(model.parameters()).device
     batch, path = pack_to(pack.own, device), sampling_path(config.objective)
     joint, away = JointStreams.of(batch), JointStreams.of(pack_to(pack.negative, device))
-    steps = StepLevels.of(path, batch, num_steps=settings.num_steps)
+    predictions = StreamPredictions(
+        own=joint,
+        negative=away,
+        model=model,
+        path=path,
+        steps=StepLevels.of(path, batch, num_steps=settings.num_steps),
+        noise_SN=path.schedule(batch.latent_tokens, num_steps=settings.num_steps),
+    )
+    guide = settings.guide(path, config.model)
 
     def unpacked(state_TC: Tensor) -> list[Tensor]:
         latent_TC = with_given_tokens(joint.apart(state_TC)[LATENTS], batch)
         patch = {"patch_temporal": config.model.patch_temporal}
         return unpack_latents(latent_TC, batch, patch_spatial=config.model.patch_spatial, **patch)
 
-    networks = joint.network(model, path), away.network(model, path)
+    after = replace(guide, scale=settings.guidance_after)
     start_TC = joint.noise(initial_noise(batch, seeds), seeds)
     if starts:
-        noise_SN = path.schedule(batch.latent_tokens, num_steps=settings.num_steps).to(device)
-        start_TC = joint.started(start_TC, path, noise_SN[0])
+        start_TC = joint.started(start_TC, path, predictions.noise_SN[0].to(device))
     state_TC = sample(
         path,
-        _guided(networks[:1], networks[1], settings, config, joint.row, steps),
+        guided_at_first(
+            predictions.guided(guide, settings.of_streams),
+            predictions.guided(after, StreamGuidance()),
+            num_steps=settings.num_steps,
+            part=settings.guidance_steps,
+            sampler=settings.sampler,
+        ),
         start_TC,
         joint.row,
         num_steps=settings.num_steps,

@@ -26,7 +26,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from dit.batch import PackedBatch
+from dit.batch import PackedBatch, TokenStream
 from dit.config import Sampler
 from dit.models.family import KeptNorm
 from dit.models.positions import patchify, unpatchify
@@ -203,7 +203,7 @@ def kept_norms(values_TC: Tensor, guidance: Guidance, batch: PackedBatch) -> Ten
     return norm_TC
 
 
-def deviations(values_TC: Tensor, batch: PackedBatch) -> Tensor:
+def deviations(values_TC: Tensor, batch: TokenStream) -> Tensor:
     """Standard deviation [N] of each sample's latent, over all its tokens and features, float32.
 
     Frames and pictures that condition a sample are included, as in Diffusers' pipelines, but not

@@ -61,14 +61,17 @@ def unused(prompts: Sequence[Prompt]) -> str:
     return f"keys in the file of prompts that are not used: {shown}" if names else ""
 
 
-def unguided(negatives: Iterable[str], *, guidance: float) -> str:
+def unguided(
+    negatives: Iterable[str], *, guidance: float, audio_guidance: float | None = None
+) -> str:
     """A notice that negative prompts are not used, for `guidance` 1.
 
-    The notice is empty with another guidance, or if all of `negatives` are empty.
+    The notice is empty with another guidance of frames or of sound, or if all of `negatives` are
+    empty. None for the sound means `guidance`.
     """
     return (
         "negative prompts are not used, because there is no guidance (guidance is 1)"
-        if guidance == 1 and any(negatives)
+        if guidance == 1 and audio_guidance in (None, 1) and any(negatives)
         else ""
     )
 

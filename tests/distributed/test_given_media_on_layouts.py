@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from dit.sampling.media_files import _write_mp4
-from tests.families import ltx
+from tests.families import ltx, ltx2, pipeline_parts
 from tests.families.case import gap
 from tests.families.wan import NETWORKS, pipeline, random_wan
 from tests.launching import ROOT, run
@@ -23,7 +24,7 @@ LAYOUTS = {
     "cp2": ("--context_parallel_size", "2"),
     "pp2": ("--pipeline_model_parallel_size", "2"),
 }
-KINDS = ("i2v_2.1", "flf2v", "two experts", "5b", "ltx")
+KINDS = ("i2v_2.1", "flf2v", "two experts", "5b", "ltx", "ltx2")
 SIZE = ("--height", "32", "--width", "64", "--num_video_frames", "5")
 ASKED = ("--num_steps", "4", "--guidance", "3.5", "--weights", "model", "--save_latents")
 
@@ -39,7 +40,9 @@ for arguments in json.loads(sys.argv[1]):
 
 def commands(kind: str, folder: Path) -> tuple[list[list[str]], list[str]]:
     """Imports of the tiny pipeline of a kind, and the generation of two videos of its own."""
-    imports, generate = ltx_commands(folder) if kind == "ltx" else wan_commands(kind, folder)
+    of_kind = {"ltx": ltx_commands, "ltx2": ltx2_commands}
+    make = of_kind.get(kind, partial(wan_commands, kind))
+    imports, generate = make(folder)
     parts = str(folder / "pipeline")
     return imports, [*generate, *ASKED, "--t5_cache_dir", parts, "--tokenizer_cache_dir", parts]
 
@@ -55,6 +58,23 @@ def ltx_commands(folder: Path) -> tuple[list[list[str]], list[str]]:
     generate += ["--strength", "1", "--condition_noise", "0.15", "--sampler", "euler"]
     generate += ["--height", "96", "--width", "64", "--num_video_frames", "33", "--fps", "25"]
     return [[*imported, str(folder / "high"), "model.reference_latents=1"]], generate
+
+
+def ltx2_commands(folder: Path) -> tuple[list[list[str]], list[str]]:
+    """First frames of clips with sound, with every kind of guidance of both streams."""
+    parts = pipeline_parts.ltx2(folder / "pipeline")
+    sizes = {"in_channels": 8, "out_channels": 8, "attention_head_dim": 8}
+    sizes |= {"audio_in_channels": 16, "audio_out_channels": 16, "audio_attention_head_dim": 4}
+    sizes |= {"caption_channels": 16, "cross_attention_dim": 32, "audio_cross_attention_dim": 16}
+    network = ltx2.CASE.random(seed=4, **ltx2.VERSIONS["2.3"] | sizes)
+    network.save_pretrained(parts / "transformer")
+    prompts = [{"prompt": "a red fox"}, {"prompt": "a hen", "image_path": pictures(folder)[1]}]
+    generate = ["--prompts_file", written(prompts, folder), "--checkpoint_path", f"{folder}/high"]
+    generate += ["--image", pictures(folder)[0], "--audio_guidance", "5", "--sampler", "euler"]
+    generate += ["--stg_scale", "1", "--stg_blocks", "1", "--modality_scale", "3"]
+    generate += ["--guidance_rescale", "0.5", "--fps", "12"]
+    generate += ["--height", "96", "--width", "64", "--num_video_frames", "17"]
+    return [["import", "--hf-path", str(parts), "--megatron-path", f"{folder}/high"]], generate
 
 
 def clip(folder: Path, seed: int) -> str:

@@ -227,8 +227,17 @@ class SelfAttention(PackedAttention):
         k_THK, v_THK = (x.repeat_interleave(readers, dim=1) for x in (k_TGK, v_TGK))
         return q_THK, k_THK, v_THK, *gate_THK
 
-    def forward(self, x_TD: Tensor, row: RowConditions, exchange: TokenExchange) -> Tensor:
-        out_THK = self.exchanged(self.qkv(x_TD, row), exchange)
+    def forward(
+        self,
+        x_TD: Tensor,
+        row: RowConditions,
+        exchange: TokenExchange,
+        *,
+        values_only: bool = False,
+    ) -> Tensor:
+        """The output [T, D] of attention; with `values_only` each token attends to itself alone."""
+        qkv = self.qkv(x_TD, row)
+        out_THK = qkv[2] if values_only else self.exchanged(qkv, exchange)
         return self.linear_proj(self.gated(out_THK, x_TD).flatten(1))
 
 

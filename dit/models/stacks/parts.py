@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dit.batch import Perturbation
 from dit.models.layer_spec import Attend, AttendAcross, AttendAndFeed, AttendTo, Feed, Port, QkNorm
 from dit.models.layers.across_attention import AcrossAttention, Crossing
 from dit.models.layers.context_parallel import TokenExchange
@@ -47,6 +48,8 @@ class LayerConditions:
     """Inputs of attention from one row to another, by the name of the row of queries."""
     of_parts: Mapping[str, Any] = field(default_factory=dict)
     """Inputs that only parts of one family use, by name."""
+    perturbation: Perturbation | None = None
+    """Attention that this pass leaves out; None: nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,13 +143,16 @@ class SelfAttending(RunningPart):
         return found
 
     def outputs(
-        self, layer: nn.Module, inputs: Sequence[Tensor], conditions: LayerConditions
+        self, layer: Any, inputs: Sequence[Tensor], conditions: LayerConditions
     ) -> Sequence[Tensor | None]:
         ports = self.ports
         exchange = conditions.meetings[tuple(port.row for port in ports)]
         modules = [getattr(layer, port.module) for port in ports]
         rows = [conditions.rows[port.row] for port in ports]
         if self.part.joined is None:
+            left_out = conditions.perturbation
+            if left_out is not None and layer.layer_number - 1 in left_out.value_layers:
+                return (modules[0](*inputs, rows[0], exchange, values_only=True),)
             return (modules[0](*inputs, rows[0], exchange),)
         first, second = zip(modules, inputs, rows, strict=True)
         attended = zip(ports, modules, joint_attention(first, second, exchange), strict=True)
@@ -168,6 +174,8 @@ class AttendingAcross(RunningPart):
     def outputs(
         self, layer: nn.Module, inputs: Sequence[Tensor], conditions: LayerConditions
     ) -> Sequence[Tensor | None]:
+        if conditions.perturbation is not None and conditions.perturbation.isolated:
+            return None, None
         port = self.part.port
         return getattr(layer, port.module)(*inputs, conditions.crossings[port.row]), None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -25,7 +26,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dit.batch import AdapterDropout, PackedBatch
+from dit.batch import AdapterDropout, PackedBatch, Perturbation
 from dit.config import ModelConfig
 from dit.models.compilation import check_compiler
 from dit.models.layer_spec import ALL_NOISE, TOKENS, StackSpec
@@ -190,6 +191,7 @@ class StackedTransformer(MegatronModule):
             shapes = self.stage_shapes(batch, after=self.stage - 1)
             blocks = unpack_stage_state(self.input_tensor, shapes, self.config.hidden_size)
         conditions = self.conditions(blocks, batch, layout)
+        conditions = replace(conditions, perturbation=batch.method(Perturbation))
         learned = {name: blocks[name] for name in self.condition_shapes(batch)}
         routed = self._routed_pass(learned, batch)
         blocks = learned | self.run_stacks(blocks, conditions, routed)

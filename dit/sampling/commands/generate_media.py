@@ -20,6 +20,7 @@ from dit.codecs.rgb import on_white
 from dit.codecs.sound import sound_codec_of_card
 from dit.codecs.text.encoder import TextEncoder, unknown_words
 from dit.codecs.vae import usual_size
+from dit.command_line import option_names
 from dit.config import ObjectiveName, RunConfig, Sampler
 from dit.distributed.entry import say_notice
 from dit.distributed.process_groups import device
@@ -31,6 +32,7 @@ from dit.sampling.commands.stages import Stages
 from dit.sampling.conditions.clips import check_video, is_video, shorter
 from dit.sampling.conditions.files import ConditionFile, condition_files
 from dit.sampling.conditions.stream_files import StreamFiles
+from dit.sampling.conditions.stream_guidance import StreamGuidance
 from dit.sampling.conditions.tokens import Condition
 from dit.sampling.experts import GuidedPair
 from dit.sampling.generate import Request, SamplingSettings, Watch
@@ -237,6 +239,9 @@ def _sampling_settings(options: GenerationOptions, *, scale: float | None) -> Sa
         sampler=Sampler(options.sampler),
         condition_noise=options.condition_noise,
         guiders=open_guiders(options.guider, scale=scale) if options.guider else None,
+        of_streams=StreamGuidance(
+            **{name: getattr(options, name) for name in option_names(StreamGuidance)}
+        ),
     )
 
 
@@ -314,6 +319,7 @@ def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> Ge
             " leave it out, and use --guidance"
         )
     model, least = opened.config.model, options.guidance_least_norm
+    options.check_guidance(model)
     if options.sigmas and opened.config.objective.name != ObjectiveName.FLOW:
         raise ValueError(
             f"--sigmas: the network of {opened.path} was not trained by flow matching; leave them"
@@ -409,7 +415,8 @@ def notes_on(
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
     sizes, negatives = [*map(_size, each)], (one.negative_prompt for one in each)
     words = unknown_words((one.text for one in prompts), opened.encoder, opened.card)
-    notes = [words, unused(prompts), unguided(negatives, guidance=options.guidance or 0.0)]
+    scales = {"guidance": options.guidance or 0.0, "audio_guidance": options.audio_guidance}
+    notes = [words, unused(prompts), unguided(negatives, **scales)]
     notes.append(_other_than_distilled(opened.config, options))
     notes += [rounding(s, stride.pixels(stride.latent(s))) for s in sizes]
     for one, prompt, size in zip(each, prompts, sizes, strict=True):

@@ -14,6 +14,7 @@ from dit.config.validation import MOST_GUIDANCE
 from dit.distributed.entry import Parser
 from dit.local_path import CheckpointPath, LocalPath
 from dit.sampling.commands.load_options import EncoderPlaces, NetworkOptions
+from dit.sampling.conditions.stream_guidance import StreamGuidance
 from dit.sampling.latent_sizes import MOST_PIXELS
 from dit.sampling.media_files import RATES
 
@@ -140,7 +141,7 @@ class SamplerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationOptions(SamplerOptions, ContentOptions):
+class GenerationOptions(SamplerOptions, StreamGuidance, ContentOptions):
     """All options that determine a generated picture, except prompt and seed."""
 
     def __post_init__(self) -> None:
@@ -161,6 +162,7 @@ class GenerationOptions(SamplerOptions, ContentOptions):
         self._check_sigmas()
         self._check_guidance()
         self._check_steps_of_guidance()
+        self.check_scales()
 
     def _check_sigmas(self) -> None:
         for name in ("sigmas", "upsampled_sigmas"):
@@ -289,6 +291,7 @@ def parser() -> Parser:
     what = parser.add_argument_group("what to generate")
     add_options(what.add_mutually_exclusive_group(required=True), _PromptOptions)
     add_options(what, ContentOptions, _SampleOptions)
-    add_options(parser.add_argument_group("how to sample"), SamplerOptions, NetworkOptions)
+    how = parser.add_argument_group("how to sample")
+    add_options(how, SamplerOptions, StreamGuidance, NetworkOptions)
     add_options(parser.add_argument_group("files"), _FileOptions, EncoderPlaces)
     return parser

@@ -35,7 +35,7 @@ _AUTOMODEL = {
 }
 # Prefix of options in Lightricks' own pipeline -> their feature, which Diffusers does not have.
 _LIGHTRICKS = {
-    "stg_": "spatio-temporal guidance (STG)",
+    "stg_mode": "a choice of spatio-temporal guidance (STG)",
     "skip_block_list": "spatio-temporal guidance (STG)",
     "cfg_star_": "cfg*",
 }

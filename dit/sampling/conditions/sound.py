@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dit.batch import LATENTS, SOUND, NoisyTokens, PackedBatch
+from dit.batch import LATENTS, SOUND, NoisyTokens, PackedBatch, Perturbation
 from dit.config import ModelConfig, Sampler
 from dit.models.patch_layout import PatchLayout
 from dit.models.registry import family_of, has_sound
@@ -138,7 +138,9 @@ class JointStreams:
         `of_latents_TC` is the noise of the latents. The noise of the sound is drawn here, by the
         same `seeds`, one for each sample, but from other random numbers.
         """
-        sound = self.pack.others[SOUND]
+        sound = self.pack.others.get(SOUND)
+        if sound is None:
+            return of_latents_TC
         drawn = [
             torch.randn(tokens, sound.latent_TC.shape[1], generator=_generator(seed))
             for tokens, seed in zip(sound.num_tokens, seeds, strict=True)
@@ -160,6 +162,16 @@ class JointStreams:
         parts = zip(self.sizes.items(), state_TC.split(tokens), strict=True)
         return {name: part[:, :features] for (name, (_, features)), part in parts}
 
+    def per_token(self, of_streams: Sequence[float]) -> Tensor:
+        """The number of the stream of each token, [T, 1] float32, from those of all streams."""
+        pairs = zip(self.sizes.values(), of_streams, strict=False)
+        rows = [torch.full((tokens, 1), float(value)) for (tokens, _), value in pairs]
+        return torch.cat(rows)
+
+    def perturbed(self, perturbation: Perturbation) -> JointStreams:
+        """The same streams, in a pack whose passes leave attention out."""
+        return replace(self, pack=self.pack.with_method(perturbation))
+
     def network(self, model: Callable[..., Any], path: SamplingPath) -> Network:
         """`model` as a function that maps the state of all streams to its raw output, both [T, C].
 
@@ -175,13 +187,15 @@ class JointStreams:
                 others[name] = stream.with_method(fed)
             level_M = with_clean_level(level_N, self.pack, path)
             made = model(parts[LATENTS], level_M, replace(self.pack, others=others))
-            return _side_by_side([made[name] for name in self.pack.streams])
+            return _side_by_side([made[name] for name in self.pack.streams]) if others else made
 
         return run
 
     def sounds(self, state_TC: Tensor) -> list[Tensor | None]:
         """The latent [K, A] of each sample's sound in `state_TC`; None if there is no sound."""
-        sound = self.pack.others[SOUND]
+        sound = self.pack.others.get(SOUND)
+        if sound is None:
+            return [None] * self.pack.num_samples
         rows_TC = with_given_tokens(self.apart(state_TC)[SOUND], sound)
         spans = zip(sound.starts, sound.num_tokens, strict=False)
         return [rows_TC[at : at + n].T.contiguous() if n else None for at, n in spans]
@@ -205,13 +219,13 @@ def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
 
 
 def check_sound(
-    sounds: Sequence[Any], model: ModelConfig, *, sampler: Sampler, rescale: float, guider: bool
+    sounds: Sequence[Any], model: ModelConfig, *, sampler: Sampler, guider: bool
 ) -> None:
     """Checks that settings of the sampler can be used for a network with sound.
 
     Raises:
-        ValueError: sound is asked of a network without it; or the sampler, guidance rescale or a
-            guider is for networks with one stream of tokens.
+        ValueError: sound is asked of a network without it; or the sampler or a guider is for
+            networks with one stream of tokens.
     """
     if not has_sound(model):
         if any(one is not None for one in sounds):
@@ -221,7 +235,6 @@ def check_sound(
         return
     for wrong, what in (
         (sampler is Sampler.LCM, f"sampler {sampler}"),
-        (rescale > 0, f"guidance_rescale {rescale:g}"),
         (guider, "--guider"),
     ):
         if wrong:

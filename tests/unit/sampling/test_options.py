@@ -51,19 +51,14 @@ def test_paths_of_a_file_are_read_as_on_the_command_line(
 @pytest.mark.parametrize(
     ("text", "argv", "said"),
     [
-        (
-            "prompt: x",
-            ["--stg_scale", "1"],
-            r"--stg_scale: spatio-temporal guidance \(STG\) exists only in",
-        ),
-        ("prompt: x", ["--stg-mode=attention_values"], "--stg-mode=attention_values: spatio-"),
+        ("prompt: x", ["--stg-mode=residual"], "--stg-mode=residual: a choice of spatio-temporal"),
         (
             "prompt: x",
             ["--cfg_star_rescale"],
             r"--cfg_star_rescale: cfg\* exists only in Lightricks' own",
         ),
         # As in its configurations of 0.9.7 and 0.9.8.
-        ("pipeline_type: multi-scale\nstg_mode: residual", [], r"stg_mode \(.*:2\): spatio-tempor"),
+        ("pipeline_type: multi-scale\nstg_mode: residual", [], r"stg_mode \(.*:2\): a choice of"),
         ("first_pass: {skip_block_list: [19]}", [], r"skip_block_list \(.*:1\): spatio-temporal"),
         (
             "second_pass:\n  cfg_star_rescale: true",

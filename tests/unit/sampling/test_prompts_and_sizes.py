@@ -199,6 +199,12 @@ def test_hostile_prompts_as_lines(tmp_path, content):
         ("--fps", "1e-5"),
         ("--fps", "nan"),
         ("--fps", "1e300"),
+        ("--audio_guidance", "nan"),
+        ("--audio_guidance_rescale", "2"),
+        ("--stg_scale", "inf", "--stg_blocks", "0"),
+        ("--stg_scale", "1"),
+        ("--stg_blocks", "0"),
+        ("--audio_modality_scale", "1e9"),
     ],
 )
 def test_numbers_that_make_no_sense_are_named_before_anything_is_opened(tmp_path, flags):

@@ -92,16 +92,10 @@ def test_the_sound_is_that_of_its_own_seed_and_frames(network) -> None:
     assert (own.latent_CFHW - others[2].latent_CFHW).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"sampler": Sampler.LCM}, "sampler lcm"),
-        ({"guidance_rescale": 0.5}, "guidance_rescale 0.5"),
-    ],
-)
-def test_what_takes_one_stream_is_refused(network, change, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        generate_streams(network, requests(), config=CONFIG, settings=replace(SETTINGS, **change))
+def test_what_takes_one_stream_is_refused(network) -> None:
+    with pytest.raises(ValueError, match="sampler lcm"):
+        settings = replace(SETTINGS, sampler=Sampler.LCM)
+        generate_streams(network, requests(), config=CONFIG, settings=settings)
 
 
 def test_the_length_of_a_sound_is_that_of_its_frames() -> None:
