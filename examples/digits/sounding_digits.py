@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from dit.sampling.media_files import Picture
     from dit.sampling.open_checkpoint import OpenCheckpoint
 
-WAVE_FRAME = 100  # samples in a latent frame of sound
+WAVE_FRAME = 500  # samples in a latent frame of sound
 SILENT_OF = 4  # one of so many directions of each digit has no sound
 EACH = 5  # clips of each of 40 captions
 READ_OF = 3  # one of so many training clips is enough for the judge of digits and directions
