@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from dit.sampling.open_checkpoint import OpenCheckpoint
 
 WAVE_FRAME = 500  # samples in a latent frame of sound
-PIXEL_BLOCK = 2  # rows and columns of pixels in a latent cell of frames
 SILENT_OF = 4  # one of so many directions of each digit has no sound
 EACH = 5  # clips of each of 40 captions
 READ_OF = 3  # one of so many training clips is enough for the judge of digits and directions
@@ -81,11 +80,8 @@ class SoundingClip(NamedTuple):
     wave_S: np.ndarray | None
 
 
-def pack(folder: Path, *, digits: int | None, pixel_block: int = PIXEL_BLOCK) -> None:
-    """Packs clips of moving digits with tones; one of four directions of each digit has no tone.
-
-    A latent cell has `pixel_block` rows and columns of pixels.
-    """
+def pack(folder: Path, *, digits: int | None) -> None:
+    """Packs clips of moving digits with tones; one of four directions of each digit has no tone."""
     import torch  # late: --help answers without torch
 
     from data_prep.cli.terminal import show_summary
@@ -111,11 +107,11 @@ def pack(folder: Path, *, digits: int | None, pixel_block: int = PIXEL_BLOCK) ->
     summary = pack_dataset(
         SoundingDigits(num_samples=digits),
         folder,
-        codec=Pixel.of(block=pixel_block, colours=1),
+        codec=Pixel.of(block=2, colours=1),
         sound=Wave(wave_rate=RATE, wave_channels=1, frame=WAVE_FRAME),
         text=WordTable(width=WordTable.usual_width, max_length=64),
         options=PackOptions(split=SplitFractions.parse(DEFAULT_SPLIT), max_bad_fraction=0),
-        settings={"num_samples": digits, "pixel_block": pixel_block},
+        settings={"num_samples": digits},
         command="python examples/digits/sounding_digits.py pack FOLDER",
     )
     show_summary(Console(), summary, folder)
@@ -324,7 +320,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("action", choices=("pack", "evaluate"))
     add("folder", type=checkpoint_place, help="to pack into; run or checkpoint to evaluate")
     add("--digits", type=int, help="to pack (default: all)")
-    add("--pixel_block", type=int, default=PIXEL_BLOCK, help="pixels a side of a packed cell")
     add("--per_prompt", type=int, default=EACH, help="clips of a caption (default: %(default)s)")
     add("--given", type=int, default=GIVEN, help="clips that are given (default: %(default)s)")
     add("--seed", type=int, default=0, help="of the first clip; the i-th takes seed + i")
@@ -337,7 +332,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--no_bars", action="store_true", help="demand nothing: exit code 0")
     args = parser.parse_args(argv)
     if args.action == "pack":
-        pack(Path(args.folder), digits=args.digits, pixel_block=args.pixel_block)
+        pack(Path(args.folder), digits=args.digits)
         return 0
     args.checkpoint_path = args.folder
     missed = conclude(evaluate(args), args)
