@@ -38,15 +38,16 @@ from dit.distributed.entry import run
 from dit.local_path import checkpoint_place
 from dit.sampling.commands.evaluation import generation_options, report_folder
 from dit.sampling.prompts import Prompt
-from examples.digits.judges import DIRECTIONS, MOTIONS, ClipJudge, Motion
+from examples.digits.judges import DIRECTIONS, MOTIONS, ClipJudge, Motion, pixels_of
 from examples.digits.kinds import written_clips
+from examples.digits.likeness import Components, spread
 from examples.digits.tones import FPS, RATE, digit_of, is_rising, rises, tone
 
 if TYPE_CHECKING:
     from dit.sampling.media_files import Picture
     from dit.sampling.open_checkpoint import OpenCheckpoint
 
-WAVE_FRAME = 100  # samples in a latent frame of sound
+WAVE_FRAME = 500  # samples in a latent frame of sound
 SILENT_OF = 4  # one of so many directions of each digit has no sound
 EACH = 5  # clips of each of 40 captions
 READ_OF = 3  # one of so many training clips is enough for the judge of digits and directions
@@ -58,12 +59,15 @@ BARS: Mapping[str, Mapping[str, tuple[float, float]]] = {
         "direction": (0.9, 1),
         "pitch": (0.95, 1),
         "loudness": (0.95, 1),
+        "spread": (0.6, 2),
     },
     "given": {"digit": (0.9, 1), "pitch": (0.9, 1), "loudness": (0.9, 1)},
     "other clip": {"digit": (0, 0.2), "pitch": (0, 0.2), "loudness": (0, 0.15)},
     "streams apart": {"digit": (0, 0.2), "pitch": (0, 0.2), "loudness": (0.4, 0.6)},
 }
-"""(least, largest) allowed fraction that is as asked, by name, for each part of the evaluation."""
+"""(least, largest) allowed fraction that is as asked, by name, for each part of the evaluation.
+
+`spread` is that of `spread_of_real`."""
 
 Parts = dict[str, dict[str, float]]
 
@@ -173,6 +177,22 @@ def parts_right(
     return {name: float(np.mean(right)) for name, right in found.items()}
 
 
+def spread_of_real(
+    real: Sequence[SoundingClip], motions: Sequence[Motion], clips: Sequence[np.ndarray]
+) -> dict[str, float]:
+    """The variance within uint8 `clips` [F, H, W, 3] of a caption over that within `real` ones.
+
+    It is the spread of `likeness.Components`, by the name `spread`; nothing if no motion has two
+    clips.
+    """
+    components = Components.of(
+        pixels_of([one.frames_FHW3 for one in real]), [one.motion for one in real]
+    )
+    made = spread(components.places(pixels_of(clips)), motions)
+    of_real = spread(components.real_ND, components.real_labels)
+    return {} if made is None or not of_real else {"spread": made / of_real}
+
+
 def part_streams(opened: OpenCheckpoint) -> None:
     """Separates frames and sound in an open network: neither attends to the other any more.
 
@@ -192,6 +212,8 @@ def part_streams(opened: OpenCheckpoint) -> None:
 
 def evaluate(args: argparse.Namespace) -> Parts:
     """Generates and judges clips; returns {part of the evaluation: {name: fraction right}}.
+
+    Clips of captions also have the `spread` of `spread_of_real`.
 
     The parts are clips of captions, clips and tones of given ones, these compared with other clips,
     those of a network whose streams do not attend to each other, and held-out clips.
@@ -216,7 +238,9 @@ def evaluate(args: argparse.Namespace) -> Parts:
 
     captioned = [motion for motion in MOTIONS for _ in range(args.per_prompt)]
     pictures = made([Prompt(text=motion.caption) for motion in captioned])
-    parts = {"caption": parts_right(judge, captioned, **shown_and_heard(pictures))}
+    of_captions = shown_and_heard(pictures)
+    parts = {"caption": parts_right(judge, captioned, **of_captions)}
+    parts["caption"] |= spread_of_real(train, captioned, of_captions["clips"])
     with tempfile.TemporaryDirectory() as folder:
         of_frames, of_sound = given_prompts(given, Path(folder))
         # Without a caption there is nothing that guidance could lead away from.
@@ -267,7 +291,7 @@ def conclude(parts: Parts, args: argparse.Namespace) -> int:
     settings = {name: str(value) for name, value in vars(args).items()}
     text = json.dumps(parts | {"settings": settings}, indent=2)
     (folder / "evaluation.json").write_text(text + "\n")
-    names = ("digit", "direction", "pitch", "loudness")
+    names = ("digit", "direction", "pitch", "loudness", "spread")
     table = Table("", *names)
     for part, values in parts.items():
         table.add_row(part, *(f"{values[n]:.1%}" if n in values else "" for n in names))
@@ -276,9 +300,11 @@ def conclude(parts: Parts, args: argparse.Namespace) -> int:
     missed = 0
     for part, bars in BARS.items():
         for name, (least, most) in bars.items():
-            if not least <= parts[part][name] <= most:
+            found = parts[part].get(name)  # no spread of one clip for each caption
+            if found is None or not least <= found <= most:
                 missed += 1
-                said = f"{part}: {name} {parts[part][name]:.1%} is not in {least:.0%} to {most:.0%}"
+                read = "unknown" if found is None else f"{found:.1%}"
+                said = f"{part}: {name} {read} is not in {least:.0%} to {most:.0%}"
                 console.print(said, style="red")
     return int(bool(missed))
 

@@ -31,7 +31,7 @@ FILES = {path.stem: path for path in sorted((ROOT / "conf").glob("*.yaml"))}
 OF_DATA = {
     *("dit_digits", "dit_digits_flow", "dit_digits_lora", "flux_digits", "flux_digits_edit"),
     *("mlperf_digits", "mlperf_flux1", "wan_moving_digits", "ltx_digits_edit"),
-    *("clips_with_sound", "sounding_digits"),
+    *("clips_with_sound", "sounding_digits", "ltx2_sounding_digits"),
 }
 """Those whose mock samples are as their own data are, of one size."""
 MIXTURES = [name for name in FILES if name not in OF_DATA]

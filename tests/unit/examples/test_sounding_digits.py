@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from data_prep.sources import digits as packed
+from dit.batch import LATENTS, SOUND
+from dit.config import Precision
+from dit.models.ltx2.family import TINY, Ltx2Config
+from dit.models.ltx2.model import Ltx2Network
+from dit.train.model_and_optimizer import randomise
 from examples.digits.judges import DIRECTIONS, MOTIONS, ClipJudge, Motion
 from examples.digits.sounding_digits import (
     BARS,
     conclude,
     main,
+    part_streams,
     partners,
     parts_right,
     sounding_clips,
+    spread_of_real,
 )
 from examples.digits.tones import (
     FPS,
@@ -30,6 +41,7 @@ from examples.digits.tones import (
     rises,
     tone,
 )
+from tests.families import ltx2
 
 
 def test_tones_are_read_as_they_were_made() -> None:
@@ -93,6 +105,46 @@ def test_parts_are_those_of_what_was_asked(data: Path) -> None:
     half = parts_right(judge, turned, clips=frames, waves=waves)
     assert half["digit"] > 0.95 and half["direction"] < 0.05
     assert half["pitch"] == 1 and half["loudness"] == 0
+
+
+def test_the_spread_is_that_beside_real_clips_of_the_same_caption(data: Path) -> None:
+    clips = list(sounding_clips(data, "train"))
+    motions, frames, _ = zip(*clips, strict=True)
+    assert spread_of_real(clips, motions, frames)["spread"] == pytest.approx(1)
+    assert not spread_of_real(clips, motions[:1], frames[:1])
+    # The mean of a caption's clips, moved half as far from it: a quarter of the variance.
+    mean = {
+        one: np.mean([f for m, f in zip(motions, frames, strict=True) if m == one], 0)
+        for one in motions
+    }
+    nearer = [(f + mean[m]) / 2 for m, f in zip(motions, frames, strict=True)]
+    found = spread_of_real(clips, motions, nearer)["spread"]
+    assert found == pytest.approx(0.25, rel=0.02)
+    same = [frames[motions.index(one)] for one in motions]
+    assert spread_of_real(clips, motions, same)["spread"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("size", TINY)
+def test_streams_of_ltx2_do_not_read_each_other_once_they_are_parted(groups, size: str) -> None:
+    model = Ltx2Config(**{"name": "custom", **TINY[size], "precision": Precision.FP32})
+    network = Ltx2Network(model, groups)
+    randomise(network, seed=7)
+    batch = ltx2.pack_with_sound(model)
+    sound = batch.others[SOUND]
+    louder = replace(batch, others={SOUND: replace(sound, latent_TC=sound.latent_TC + 1)})
+    brighter = replace(batch, latent_TC=batch.latent_TC + 1)
+
+    def reads() -> dict[str, bool]:
+        """Stream -> whether its output is another when the other stream is."""
+        with torch.no_grad():
+            made, heard, seen = (network(*ltx2.fed(one)) for one in (batch, louder, brighter))
+        changed = {LATENTS: heard, SOUND: seen}
+        return {name: not torch.equal(made[name], changed[name][name]) for name in changed}
+
+    assert reads() == {LATENTS: True, SOUND: True}
+    opened: Any = SimpleNamespace(model=network)
+    part_streams(opened)
+    assert reads() == {LATENTS: False, SOUND: False}
 
 
 def test_partners_have_another_digit_and_the_other_loudness() -> None:
