@@ -97,7 +97,7 @@ def test_a_mock_sample_has_sides_that_its_network_takes() -> None:
     samples = "dataset.mock_samples=[{height: 4, width: 6}, {height: 4, width: 5}]"
     message = only_problem("dataset.mock=true", samples, "model.name=qwen_image21")
     assert message.startswith("dataset.mock_samples[1]: ")
-    assert "model.family=qwen_image21 takes sides of multiples of 2" in message
+    assert "model.family=qwen_image21 takes heights and widths that are multiples of 2" in message
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def test_keys_of_text_encoders_are_left_out_where_that_is_asked_for(tmp_path: Pa
 @pytest.mark.parametrize("key", OF_TEXT)
 def test_each_key_of_a_text_encoder_is_refused_as_one(key: str, tmp_path: Path) -> None:
     save_file({key: torch.ones(2, 2)}, tmp_path / "x.safetensors")
-    with pytest.raises(LoraFileError, match="is of a text encoder"):
+    with pytest.raises(LoraFileError, match="belongs to a text encoder"):
         read_lora(tmp_path)
 
 

@@ -202,7 +202,7 @@ REFUSED: dict[str, tuple[Prepare, str]] = {
     ),
     "adapters without their base": (
         lambda p: moved_base(p) or [f"checkpoint.save={p.adapters}", "lora.rank=2"],
-        "the frozen weights of the adapters are not at",
+        "the frozen weights under the adapters are not at",
     ),
     "rank of a file": (
         lambda p: [
