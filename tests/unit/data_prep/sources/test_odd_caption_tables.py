@@ -51,7 +51,7 @@ DEEP = '{"file_name": "b.png", "caption": ' + "[" * 50_000
 @pytest.mark.parametrize(
     ("name", "line", "why"),
     [
-        ("x.jsonl", "{", "x.jsonl: line 2 is not"),
+        ("x.jsonl", "{", "x.jsonl: line 2 is not JSON"),
         ("x.jsonl", "5", "x.jsonl: row 2 names no file in any of the fields file_name"),
         ("x.jsonl", '["b.png"]', "x.jsonl: row 2 names no file"),
         ("x.jsonl", '{"file_name": 7, "caption": "b"}', "x.jsonl: row 2 names no file"),
