@@ -309,7 +309,7 @@ class WeightRules:
     no_decay: tuple[str, ...] = ()
     """Embeddings and tables that get no weight decay; biases and norms get none in any family."""
     fixed: tuple[str, ...] = ()
-    """Tables that are stored in checkpoints but never trained: buffers, filled by their module."""
+    """Weights that are stored in checkpoints but never trained, such as tables of positions."""
     sound: tuple[str, ...] = ()
     """Weights that only sound tokens use, in networks with sound."""
     hears: tuple[str, ...] = ()

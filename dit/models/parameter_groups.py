@@ -102,8 +102,11 @@ def _table(model: ModelConfig) -> list[Pair]:
                 " does not have; leave optimizer.groups out"
             ]
         )
-    fixed = family_of(model).weights.fixed
-    return [pair for pair in pairs(model) if pair.ours not in fixed]
+    return [pair for pair in pairs(model) if not _is_fixed(model, pair.ours)]
+
+
+def _is_fixed(model: ModelConfig, name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in family_of(model).weights.fixed)
 
 
 def own_name(weight: Weight) -> str:
@@ -165,7 +168,10 @@ def frozen_weights(config: RunConfig) -> FrozenWeights:
     alone = frozenset(
         w for w, group in group_of_weights(config.model, config.optimizer).items() if group.frozen
     )
-    fixed = frozenset((name, None) for name in family_of(config.model).weights.fixed)
+    fixed = frozenset[Weight]()
+    if family_of(config.model).weights.fixed:
+        every = pairs(config.model)
+        fixed = frozenset((p.ours, p.layer) for p in every if _is_fixed(config.model, p.ours))
     if not alone:
         return FrozenWeights(alone=fixed)
     every = _table(config.model)

@@ -451,6 +451,7 @@ FAMILY = Family(
     weights=WeightRules(
         zero=("*proj_out.weight", "keyframes"),
         no_decay=("*.table", "keyframes"),
+        fixed=("*_in.connector.*",),
         sound=("sound_*", "blocks.layers.sound_*", "blocks.layers.video_to_sound.*"),
         hears=(
             *("blocks.layers.sound_to_video.*", "blocks.layers.between.*"),
