@@ -361,7 +361,8 @@ def _files_of(part: PipelineComponent) -> list[str]:
     if single is not None:
         return [single]
     index: Any = cached_file(part.place, f"{_MODEL}.index.json", **part.where)
-    return get_checkpoint_shard_files(part.place, index, **part.where)[0]
+    files, _ = get_checkpoint_shard_files(part.place, index, **part.where)
+    return [*(files or ())]
 
 
 @lru_cache

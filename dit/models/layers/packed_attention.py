@@ -227,18 +227,13 @@ class SelfAttention(PackedAttention):
         k_THK, v_THK = (x.repeat_interleave(readers, dim=1) for x in (k_TGK, v_TGK))
         return q_THK, k_THK, v_THK, *gate_THK
 
-    def forward(
-        self,
-        x_TD: Tensor,
-        row: RowConditions,
-        exchange: TokenExchange,
-        *,
-        values_only: bool = False,
-    ) -> Tensor:
-        """The output [T, D] of attention; with `values_only` each token attends to itself alone."""
-        qkv = self.qkv(x_TD, row)
-        out_THK = qkv[2] if values_only else self.exchanged(qkv, exchange)
+    def forward(self, x_TD: Tensor, row: RowConditions, exchange: TokenExchange) -> Tensor:
+        out_THK = self.exchanged(self.qkv(x_TD, row), exchange)
         return self.linear_proj(self.gated(out_THK, x_TD).flatten(1))
+
+    def of_values(self, x_TD: Tensor, row: RowConditions) -> Tensor:
+        """The output [T, D] if each token attends to itself alone."""
+        return self.linear_proj(self.gated(self.qkv(x_TD, row)[2], x_TD).flatten(1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -152,7 +152,7 @@ class SelfAttending(RunningPart):
         if self.part.joined is None:
             left_out = conditions.perturbation
             if left_out is not None and layer.layer_number - 1 in left_out.value_layers:
-                return (modules[0](*inputs, rows[0], exchange, values_only=True),)
+                return (modules[0].of_values(*inputs, rows[0]),)
             return (modules[0](*inputs, rows[0], exchange),)
         first, second = zip(modules, inputs, rows, strict=True)
         attended = zip(ports, modules, joint_attention(first, second, exchange), strict=True)
