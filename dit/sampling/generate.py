@@ -39,7 +39,8 @@ from dit.sampling.conditions.sound import (
     layout_with_given,
     with_given,
 )
-from dit.sampling.conditions.stream_guidance import StreamGuidance, StreamPredictions
+from dit.sampling.conditions.stream_guidance import StreamPredictions
+from dit.sampling.conditions.stream_scales import StreamGuidance
 from dit.sampling.conditions.tokens import (
     Condition,
     ConditionedSteps,

@@ -32,7 +32,7 @@ from dit.sampling.commands.stages import Stages
 from dit.sampling.conditions.clips import check_video, is_video, shorter
 from dit.sampling.conditions.files import ConditionFile, condition_files
 from dit.sampling.conditions.stream_files import StreamFiles
-from dit.sampling.conditions.stream_guidance import StreamGuidance
+from dit.sampling.conditions.stream_scales import StreamGuidance
 from dit.sampling.conditions.tokens import Condition
 from dit.sampling.experts import GuidedPair
 from dit.sampling.generate import Request, SamplingSettings, Watch

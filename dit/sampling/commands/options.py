@@ -14,7 +14,7 @@ from dit.config.validation import MOST_GUIDANCE
 from dit.distributed.entry import Parser
 from dit.local_path import CheckpointPath, LocalPath
 from dit.sampling.commands.load_options import EncoderPlaces, NetworkOptions
-from dit.sampling.conditions.stream_guidance import StreamGuidance
+from dit.sampling.conditions.stream_scales import StreamGuidance
 from dit.sampling.latent_sizes import MOST_PIXELS
 from dit.sampling.media_files import RATES
 

@@ -169,7 +169,7 @@ class JointStreams:
         return torch.cat(rows)
 
     def perturbed(self, perturbation: Perturbation) -> JointStreams:
-        """The same streams, in a pack whose passes leave attention out."""
+        """Makes streams of the same pack whose passes leave attention out."""
         return replace(self, pack=self.pack.with_method(perturbation))
 
     def network(self, model: Callable[..., Any], path: SamplingPath) -> Network:

@@ -34,7 +34,7 @@ from dit.lora.files import write_lora
 from dit.models.registry import family_of
 from dit.sampling.commands.lora_option import add_adapters
 from dit.sampling.conditions.sound import JointStreams, SoundRequest, sound_frames
-from dit.sampling.conditions.stream_guidance import StreamGuidance
+from dit.sampling.conditions.stream_scales import StreamGuidance
 from dit.sampling.generate import Generated, Request, SamplingSettings, generate_streams
 from dit.train.checkpoint.state_dict import load_weights
 from tests.families import ltx2
@@ -135,7 +135,7 @@ def theirs(pipe: Any, config: Any, *, given: str = "nothing", **call: Any) -> Ge
         for prefix in ("", "negative_")
         for name, value in (("embeds", torch.zeros(1, 7, 4)), ("attention_mask", torch.ones(1, 7)))
     }
-    pipe = GIVEN[given](**pipe.components)
+    pipe = GIVEN[given].from_pipe(pipe)
     pipe.set_progress_bar_config(disable=True)
     picture = Image.new("RGB", (8, 8))  # in whose place our latent is taken
     if given == "first frame":
