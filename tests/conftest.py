@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.warm_python import name_tests, warm_python
+from tests.warm_python import name_tests
 
 # Before torch is imported, here and in every process that a test starts: tests run side by side and
 # start processes of their own, and none of them may reach for the network.
@@ -34,13 +34,6 @@ settings.load_profile("ci")
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # the first process of this run of tests
         name_tests()
-
-
-@pytest.hookimpl(optionalhook=True)  # without pytest-xdist there are no workers
-def pytest_xdist_setupnodes(specs: list[Any]) -> None:
-    """Lets workers be forks that have imported what tests import: 13 CPU seconds of each."""
-    for spec in specs:
-        spec.python = warm_python()
 
 
 def pytest_collection() -> None:
@@ -80,11 +73,8 @@ def _no_fitted_run(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("data_prep.cli.commands.fit_run", lambda *_, **__: [])
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    # Or extension modules report at exit that their objects leaked. A worker, which is a fork,
-    # takes no module apart, and pytest would look through all of them: two CPU seconds.
-    if not hasattr(session.config, "workerinput"):
-        gc.unfreeze()
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # or extension modules report at exit that their objects leaked
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ Importing them costs a process four seconds, ten times what most tests compute. 
 them once and forks for each program that it is asked to run, and so it does with our own modules,
 which are a third of what a short run computes. What stands for `python` in a command is a client:
 it hands its arguments, environment, folder, files and their limit (`ulimit -f`) to the server,
-passes signals on, and exits as the program does. The workers of pytest are such programs, too.
+passes signals on, and exits as the program does.
 
 Tests of processes themselves (of those that are killed, of what their parent is) and of what a
 process imports start Python as users do.
@@ -34,11 +34,9 @@ import tempfile
 import threading
 import time
 import warnings
-import weakref
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import ModuleType
 from typing import NoReturn
 
 from filelock import FileLock
@@ -285,9 +283,7 @@ def _run(arguments: list[str]) -> None:
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     elif kind == "-c":
         sys.argv = ["-c", *rest[1:]]
-        # Without a file, which processes that multiprocessing spawns would run.
-        main = sys.modules["__main__"] = ModuleType("__main__")
-        exec(compile(rest[0], "<string>", "exec"), main.__dict__)
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
     else:
         sys.path[0] = str(Path(kind).resolve().parent)
         sys.argv = arguments
@@ -306,15 +302,6 @@ def name_calls_quickly() -> None:
         return sys._getframe(depth).f_code.co_name
 
     dynamic_rendezvous.get_method_name = name_of
-
-
-def forget_ends() -> None:
-    """Lets no fork take apart at its end what the modules made as they were imported.
-
-    torch removes each of its operators again: 0.1 CPU seconds of every process.
-    """
-    for one in list(weakref.finalize._registry):  # type: ignore[attr-defined]
-        one.atexit = False
 
 
 def import_ours() -> None:
@@ -347,7 +334,7 @@ def read_once(name: str, kept: Path) -> None:
 
     `name` is that of a function of one configuration, the same in every process: 0.2 to 0.5 CPU
     seconds of each rank. The first fork that asks writes the result into the folder `kept`; what
-    the functions return is for tests in pytest's own processes, which compute it as users' do.
+    the functions return is for tests in pytest's own process, which computes it as users' do.
     """
     place, _, named = name.rpartition(".")
     module = importlib.import_module(place)
@@ -355,8 +342,6 @@ def read_once(name: str, kept: Path) -> None:
 
     @functools.cache
     def read(of: object) -> object:
-        if "execnet" in sys.modules:  # this is a worker of pytest
-            return computed(of)
         # What no comparison looks at, no result depends on.
         parts = [getattr(of, one.name) for one in fields(of) if one.compare]  # type: ignore[arg-type]
         file = kept / f"{named}-{hashlib.sha256(repr(parts).encode()).hexdigest()}"
@@ -382,7 +367,6 @@ if __name__ == "__main__":
     read_configurations()
     for function in COMPUTED:
         read_once(function, Path(sys.argv[1]).parent)
-    forget_ends()
     gc.freeze()  # what the collector does not visit stays shared with the forks
     gc.enable()
     threads = os.listdir("/proc/self/task")
