@@ -119,7 +119,10 @@ def test_everything_is_written_down(generate, trained):
     asked |= {"image": [], "last_image": None, "distilled_guidance": None, "video": []}
     asked |= {"at_frame": [], "strength": [], "condition_noise": 0.0}
     asked |= {"reference": [], "reference_video": [], "reference_size": "target"}
-    asked |= {"frames_of": None, "sound_of": None}
+    asked |= {"frames_of": None, "sound_of": None, "sigmas": [], "upsampler": None}
+    asked |= {"upsampled_sigmas": [], "audio_guidance": None, "audio_guidance_rescale": None}
+    asked |= {"stg_scale": 0.0, "audio_stg_scale": None, "stg_blocks": []}
+    asked |= {"modality_scale": 1.0, "audio_modality_scale": None}
     asked |= {"precision": "fp32", "checkpoint": str(trained / "checkpoints/step_00000040")}
     assert {field.name for field in fields(GenerationOptions)} < asked.keys()
     for entry in entries:

@@ -236,9 +236,11 @@ def test_plan_and_packing_count_such_clips(tmp_path: Path, capsys) -> None:
     assert said[4:] in (tmp_path / "out/dataset_card.json").read_text()
     short = ("--target_frames", 9, "--drop_short", "--max_bad_fraction", 0.9)
     assert pack(tmp_path / "short", *options, *short, kind="video") == 0
-    why = "5 frames until it changes from 96 x 48 to 48 x 96 at 0.312 s, fewer than 9"
+    why = "it has 5 frames until it changes from 96 x 48 to 48 x 96 at 0.312 s, fewer than"
     reason, detail = refused(tmp_path / "short")["a.ts"]
-    assert reason == "video has too few frames" and detail.startswith(f"{why}; leave --drop_short")
+    assert reason == "video has too few frames" and detail.startswith(
+        f"{why} --target_frames 9; leave --drop_short"
+    )
 
 
 @pytest.mark.parametrize("option", ["--mask_dir", "--control_dir", "--rejected_dir"])

@@ -161,7 +161,10 @@ def test_masks_that_cannot_be_used_are_counted(tmp_path: Path, read_samples, cap
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--image_dir", "media", "--mask_dir", "nowhere"), "--mask_dir nowhere is no folder"),
+        (
+            ("--image_dir", "media", "--mask_dir", "nowhere"),
+            "--mask_dir nowhere is not a folder; correct the path",
+        ),
         (("--image_dir", "media", "--mask_dir", "empty"), "--mask_dir empty holds no"),
         (("--image_dir", "media", "--mask_dir", "twice"), "are both the mask of one file"),
         (("--dataset_config", "x.yaml", "--mask_dir", "twice"), "has masks for --image_dir and"),

@@ -236,7 +236,7 @@ def test_sound_in_the_place_of_a_video_is_named(tmp_path: Path, capsys) -> None:
         container.mux(track.encode(frame))
         container.mux(track.encode(None))
     assert pack(tmp_path, *WAVE) == 1
-    assert "song.mp4 (it holds sound without pictures)" in capsys.readouterr().err
+    assert "song.mp4 (it holds sound without pictures;" in capsys.readouterr().err
 
 
 def test_wave_codec_refuses_what_it_cannot_do() -> None:
