@@ -200,6 +200,7 @@ def _conditions(t_emb_NX: Tensor, lengths: tuple[int, ...] = LENGTHS) -> Any:
     segment_T = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
     row = RowConditions(per_sample=PerSample.of(segment_T), angles_TK=None)
     return SimpleNamespace(
+        perturbation=None,
         timestep=TimestepConditioning(t_emb_ND=t_emb_NX, adaln_shift_NX=t_emb_NX[:, : 6 * WIDTH]),
         rows=dict.fromkeys(_ROWS, row),
         meetings=dict.fromkeys([(name,) for name in _ROWS], _exchange(lengths)),
