@@ -95,7 +95,7 @@ def test_grey_levels_undo_the_picture() -> None:
 
 
 def test_grey_levels_refuse_sizes_that_do_not_divide() -> None:
-    with pytest.raises(ValueError, match="12x8 pixels"):
+    with pytest.raises(ValueError, match="12 x 8 pixels"):
         grey_levels(np.zeros((1, 12, 8, 3), dtype=np.uint8))
 
 

@@ -134,7 +134,7 @@ def test_samples_of_a_validation_are_drawn_as_a_student_learns_or_are_warned_of(
         config = a_run(tmp_path / str(steps), *keys, more)
         assert config.validation_sampling.sampler is Sampler.EULER
         assert pretrain(config) == 0
-        said = "samples with 5 steps of euler, guidance 1: pictures lose quality in validations"
+        said = "with 5 steps of euler, guidance 1: pictures lose quality"
         assert (said in capfd.readouterr().out) == warned
 
 
