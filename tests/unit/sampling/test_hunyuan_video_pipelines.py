@@ -51,7 +51,7 @@ def test_image_to_video(groups, tmp_path: Path, shown: str) -> None:
         assert gap(found[:, -theirs.shape[1] :], theirs) <= 1e-4
     more = latents_of(pipe, noise, **asked, true_cfg_scale=scale, image_embed_interleave=1)
     assert gap(more, theirs) > 1e-3  # the rows of the picture are felt
-    with pytest.raises(ValueError, match="sees the first frame beside a prompt: give --image"):
+    with pytest.raises(ValueError, match="needs the first frame beside a prompt: give --image"):
         ours(run, start[0], guidance=scale, **told)
     source = tmp_path / "pipeline"
     assert compare_tensors(source, run.path, Weights.MODEL)[0].different == 0
