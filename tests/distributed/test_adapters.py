@@ -152,6 +152,8 @@ def test_a_base_that_moved_or_changed_is_named(runs, tmp_path):
     done = _train(folder, runs / "base", *longer, f"lora.base={other}")
     assert done.returncode == 1 and "holds other weights" in done.stdout + done.stderr
     done = _train(folder, runs / "base", *longer, f"lora.base={tmp_path / 'nowhere'}")
-    assert done.returncode == 1 and "set lora.base to their present path" in done.stdout + done.stderr
+    assert (
+        done.returncode == 1 and "set lora.base to their present path" in done.stdout + done.stderr
+    )
     done = _train(folder, runs / "base", *longer, f"lora.base={moved}")
     assert done.returncode == 0, done.stdout + done.stderr

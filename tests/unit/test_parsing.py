@@ -83,5 +83,7 @@ def test_both_parsers_read_the_same(repo_root: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(("text", "line"), [("a: 1\nb: \0", 2), ("\x07", 1)])
 def test_a_character_that_no_yaml_holds_is_named_with_what_to_do(text: str, line: int) -> None:
     code = f"U\\+00{ord(text[-1]):02X}"
-    with pytest.raises(YamlError, match=f"line {line}: the text holds the character {code}.* take it out"):
+    with pytest.raises(
+        YamlError, match=f"line {line}: the text holds the character {code}.* take it out"
+    ):
         parse_yaml(text.encode())
