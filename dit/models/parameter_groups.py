@@ -147,12 +147,11 @@ def _nothing_matches(pattern: str, table: list[Pair]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenWeights:
-    """The weights that a run does not train: weights of frozen groups, and fixed tables."""
+    """The weights that a run does not train: those of frozen groups, and `WeightRules.fixed`."""
 
     pairs: tuple[Pair, ...] = ()  # weights of frozen groups
-    alone: frozenset[Weight] = (
-        frozenset()
-    )  # all that are frozen; stored without optimizer state and average
+    # All that are frozen; they are stored without optimizer state and average.
+    alone: frozenset[Weight] = frozenset()
     partly: frozenset[str] = frozenset()  # names of weights that are frozen only in some layers
 
 

@@ -68,7 +68,7 @@ def mode_quantile(t: Tensor, *, scale: float) -> Tensor:
 def stretched_logit_normal(
     quantile: Tensor, factor_N: Tensor, *, mean: float, std: float, uniform_share: float
 ) -> Tensor:
-    """Levels t at `quantile`, [N] or [S, 1], of the density that the next function describes."""
+    """Levels at `quantile`, [N] or [S, 1], of the density of `stretched_logit_normal_quantile`."""
     told = {"mean": mean, "std": std, "uniform_share": uniform_share}
     quantile, _ = torch.broadcast_tensors(quantile, factor_N)
     return _inverse(lambda t: stretched_logit_normal_quantile(t, factor_N, **told), quantile)

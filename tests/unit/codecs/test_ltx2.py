@@ -177,7 +177,7 @@ def test_rows_before_the_connectors_lead_to_the_same_texts(folder: Path, caption
 
 
 def test_texts_of_another_gemma_are_refused_by_its_checksum(folder: Path, tmp_path: Path) -> None:
-    """As of a stock Gemma 4, whose configuration is that of LTX-2.5's."""
+    """A card refuses other weights, as of a stock Gemma 4, whose configuration is the same."""
     model = AutoModelForImageTextToText.from_pretrained(folder / "text_encoder")
     cards = {}
     for name, size in (("pieces", "20KB"), ("tuned", "5GB")):

@@ -15,8 +15,11 @@ from dit.config import Weights
 from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
 from dit.convert.verify import compare_forward, compare_tensors
-from dit.models.ltx2.family import FAMILY, SOUND_TEXT
+from dit.models.ltx2.family import FAMILY, SOUND_TEXT, TextConnectors
 from dit.models.ltx2.model import Ltx2Network
+from dit.models.parameter_groups import frozen_weights, own_name
+from dit.sizing.count_work import count_work
+from dit.sizing.inventory import alone
 from dit.train.checkpoint.state_dict import load_weights
 from tests.families import case, ltx2
 from tests.packs import random_pack
@@ -75,6 +78,9 @@ def test_captions_pass_the_connectors_of_a_pipeline(groups, tmp_path: Path, vers
     made_TC.sum().backward()
     frozen = {name for name, one in ours.named_parameters() if not one.requires_grad}
     assert frozen == {name for name, _ in ours.named_parameters() if ".connector." in name}
+    # What is not averaged in training is not expected in a stored average either.
+    config = replace(done.config, model=model)
+    assert {own_name(weight) for weight in frozen_weights(config).alone} == frozen
     assert all(one.grad is not None for one in ours.parameters() if one.requires_grad)
     with torch.no_grad():
         for index, start in enumerate(batch.starts[:-1]):
@@ -103,3 +109,15 @@ def test_captions_pass_the_connectors_of_a_pipeline(groups, tmp_path: Path, vers
     assert not (tmp_path / "back/connectors").exists()
     again = type(network).from_pretrained(tmp_path / "back").state_dict()
     assert all(torch.equal(again[key], value) for key, value in network.state_dict().items())
+
+
+def test_work_on_captions_follows_from_the_rows_of_connectors() -> None:
+    """Also below the 128 rows that are usual in measuring: each latent attends to all rows."""
+    works = []
+    for rows in (8, 16, 256):
+        told: Any = {"text_connectors": TextConnectors.FROZEN, "connector_rows": rows}
+        told["text_projections"] = False
+        tiny: Any = {**FAMILY.tiny["ltx2.3"], **told, "connector_registers": 8}
+        _, layers, _ = count_work(alone(FAMILY.config(name="custom", **tiny)))
+        works.append(layers[0].attention.n)
+    assert works[0] > 0 and [work / works[0] for work in works] == [1, 2, 32]

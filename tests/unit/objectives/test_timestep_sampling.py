@@ -106,7 +106,7 @@ def test_stretched_logit_normal_density(std: float, uniform_share: float) -> Non
 
 
 def test_stretched_logit_normal_with_one_shift_is_that_of_so_many_tokens() -> None:
-    """As a folder with a constant shift has it; the number of tokens has no effect then."""
+    """The stretched density takes a constant shift, whatever the number of tokens."""
     by_tokens, q_N = flow(**LTX2_SHIFT), torch.linspace(0.01, 0.99, 5, dtype=torch.float64)
     wanted_N = training_objective(by_tokens).levels(q_N, (2560,) * 5)
     one = flow(density=LevelDensity.STRETCHED_LOGIT_NORMAL, flow_shift=math.exp(1.5))
